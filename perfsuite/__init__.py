@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perfsuite.record.workload import CallableStep, Process, Rank, Step, Workload
 
 __version__ = "0.1.0"
+pytest_plugins = ("perfsuite.plugin",)  # for ``pytest -p perfsuite``
 
 __all__ = [
     "CallableStep",

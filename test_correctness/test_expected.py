@@ -45,6 +45,13 @@ def test_a_class_that_this_process_does_not_have_is_what_it_inherits_from():
     assert type(raised(RankFailure(**{**vars(error), "types": [["nowhere", "Own"]]}))) is RanksFailed
 
 
+def test_the_exit_of_a_rank_does_not_end_the_run():
+    found = raised(rank(0, pytest.exit.Exception("leave", 3)))
+    assert isinstance(found, RanksFailed)
+    assert not isinstance(found, pytest.exit.Exception)
+    assert str(found).startswith("rank 0 on here raised Exit: leave")
+
+
 @pytest.mark.parametrize("other", [rank(1, None, state="died", kind=""), rank(1, None, state="hung", kind="")])
 def test_a_rank_that_died_or_hung_is_nothing_that_an_exception_explains(other):
     found = raised(rank(0, ZERO), other)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import signal
 import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.platforms import families
 from perfsuite.platforms.cpu import CpuDevice
@@ -58,6 +60,8 @@ def after(change, wrapper=""):
         (lambda: torch.autograd.set_detect_anomaly(True), "anomaly mode of torch"),
         (torch.autograd.profiler.profile().__enter__, "profiler of torch"),
         (lambda: torch.distributed.set_debug_level(torch.distributed.DebugLevel.DETAIL), "debug level DETAIL"),
+        (lambda: signal.setitimer(signal.ITIMER_PROF, 1000, 0.001), "timer ITIMER_PROF of a profiler, each 0.001 s"),
+        (lambda: FlopCounterMode(display=False).__enter__(), "dispatch mode "),
     ],
 )
 def test_what_a_process_does_to_itself_is_seen(plain, change, told):
@@ -82,6 +86,9 @@ def test_a_tracer_is_named(plain):
         (CpuDevice, "ONEDNN_VERBOSE", "1", True),
         (CpuDevice, "ONEDNN_VERBOSE", "none", False),
         (CpuDevice, "MKL_VERBOSE", "0", False),
+        (CpuDevice, "MALLOC_CONF", "prof:true,junk:false", True),
+        (CpuDevice, "MALLOC_CONF", "background_thread:true", False),
+        (CpuDevice, "LD_AUDIT", "/x/audit.so", True),
         (CpuDevice, "TORCH_LOGS", "+all", True),
         (CpuDevice, "TORCH_LOGS", "recompiles", False),
         (CpuDevice, "TORCH_SHOW_CPP_STACKTRACES", "1", False),

@@ -61,6 +61,29 @@ SECRETS = [
     [f"--jwt={GEHEIM}"],
     [f"--x=nvapi-{GEHEIM}-abcdefgh"],
     [f"--x=sk-ant-api03-{GEHEIM}-abcdefgh"],
+    ["docker", "login", "-u", "ann", "-p", GEHEIM],
+    [f"--setup=docker login -u ann -p {GEHEIM} host"],
+    [f"--setup=mysql -uroot -p{GEHEIM} db"],
+    [f"--setup=curl -u ann:{GEHEIM} https://host"],
+    [f"--setup=run --password {GEHEIM} --fast"],
+    ["--pass", GEHEIM],
+    [f"--pat={GEHEIM}"],
+    [f"--session-id={GEHEIM}"],
+    [f"--cred={GEHEIM}"],
+    ["--creds", GEHEIM],
+    [f"--db-password-prod={GEHEIM}"],
+    [f"PASSWORD1={GEHEIM}"],
+    [f"callback=https%3A%2F%2Fhost%2F%3Ftoken%3D{GEHEIM}%26page%3D2"],
+    [f"token%253D{GEHEIM}"],
+    [f"https://host/x?t={GEHEIM}"],
+    [f"https://host/x?page=2&key={GEHEIM}"],
+    [f"https://host/x?code={GEHEIM}"],
+    [f"--x=rpa_{GEHEIM}ABCDEFGHIJ"],
+    [f"--x=ABSK{GEHEIM}+/abcdefgh="],
+    [f"--x=gsk_{GEHEIM}ABCDEFGHIJ"],
+    [f"--x=sm_pat_{GEHEIM}ABCDEFGHIJ"],
+    [f"--x=of_no_list_{GEHEIM}abcdefghij0123456789"],
+    [f"{GEHEIM}7Yx0KdPq93LmZtRw5VbNcS8eHj"],
 ]
 NO_SECRETS = [
     ["-k", "token_embedding"],
@@ -100,6 +123,16 @@ NO_SECRETS = [
     ["--pat=test_*"],
     ["https://host/x?key_size=2&signature_version=4"],
     ["--user=ann", "--auth=basic", "-u"],
+    ["--passes", "3", "--pattern", "x", "--patience=3", "--pp", "4", "--session-timeout", "3", "--credits=3"],
+    ["-k", "login", "-p", "no:benchmark", "-p", "pytest_cov"],
+    ["--pass=2", "--pass", "forward", "--pat", "*.py"],
+    ["https://host/x?t=120&s=20&page=2"],
+    ["docker login is needed", "ssh -p 22 host", "error: --password is required"],
+    ["sha256:" + "0123456789abcdef" * 4, "/cache/snapshots/" + "0123456789abcdef0123" * 2],
+    ["FullyShardedDataParallelFp16AndBf16Test"],
+    ["undefined symbol: _ZN3c1017RegisterOperators10fromSchemaERKNS_14FunctionSchemaE"],
+    ["sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"],
+    ["GPU-0f1e2d3c-aaaa-bbbb-cccc-0123456789ab", "torch-2.13.0+cu128", "cpu-amd-epyc-2c-890837bd"],
 ]
 
 
@@ -161,6 +194,8 @@ def test_any_text_is_masked_once(text):
 def test_long_texts_take_no_time_to_speak_of():
     began = time.process_time()
     for text in ("a" * 200_000, "a=" * 50_000, "://" * 50_000, "token:" * 50_000, "-----BEGIN PRIVATE KEY-----" * 2000):
+        masked(text)
+    for text in ("login -p" * 20_000, "--pass " * 30_000, "?t=" * 60_000, "a1" * 100_000, "x_pat_" * 30_000):
         masked(text)
     assert time.process_time() - began < 60  # a quadratic pattern would take hours
 

@@ -71,3 +71,45 @@ def test_a_case_in_a_process_or_thread_of_another_plugin_is_refused(pytester, mo
     found.stdout.fnmatch_lines([f"perf was called in a {where} that a plugin such as pytest-forked*-m 'not perf'*"])
     assert "cases kept" not in found.stdout.str() + found.stderr.str()
     assert repo.driver.timed() == []
+
+
+def test_tracebacks_of_other_tests_have_no_frames_of_the_plugin(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "def test_perf(perf):\n    perf(step)\n\ndef test_plain():\n    1 / 0\n")
+    found = repo.run("--tb=native")
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(["*in test_plain", "ZeroDivisionError*"])
+    traceback = found.stdout.str().partition("Traceback")[2].partition("ZeroDivisionError")[0]
+    assert "pluggy" in traceback
+    assert "perfsuite/plugin" not in traceback
+
+
+def test_an_xfail_mark_that_the_test_adds_is_that_of_the_case(pytester, monkeypatch):
+    added = "    request.node.add_marker(__import__('pytest').mark.xfail(raises=VerdictFailed))\n"
+    test = f"from perfsuite import VerdictFailed\ndef test_perf(perf, request):\n{added}    perf(step)\n"
+    repo = repository(pytester, monkeypatch, test)
+    judge = 'return Judgement(verdict="slow", failure="too slow")'
+    pytester.makeconftest(
+        'pytest_plugins = ["perfsuite.plugin"]\nfrom perfsuite.plugin.hooks import Judgement\n'
+        f"def pytest_perfsuite_judge(item, result):\n    {judge}\n"
+    )
+    repo.run().assert_outcomes(xfailed=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "autoload", "has_options"),
+    [
+        (("-p", "no:perfsuite"), True, False),
+        (("-p", "no:perfsuite.plugin"), True, False),
+        (("-p", "perfsuite"), False, True),
+        (("-p", "perfsuite"), True, True),
+        ((), False, False),
+    ],
+)
+def test_the_plugin_is_switched_on_and_off_by_the_name_of_the_package(
+    pytester, monkeypatch, arguments, autoload, has_options
+):
+    if not autoload:
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    found = pytester.runpytest_subprocess("-W", "error", *arguments, "--help")
+    assert found.ret == 0
+    assert ("--perf-gate" in found.stdout.str()) is has_options

@@ -11,7 +11,9 @@ import logging
 import multiprocessing
 import os
 import pickle
+import platform
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import time
 import tracemalloc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +33,7 @@ from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
+from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
 from test_correctness.helpers import leaks
 from test_correctness.helpers.local_driver import driver_fixture
@@ -109,9 +113,36 @@ def start_a_raw_thread():
     running.acquire()
 
 
+def set_the_io_priority():
+    if platform.machine() != "x86_64":
+        pytest.skip("the number of the system call is that of x86-64")
+    assert ctypes.CDLL(None).syscall(251, 1, 0, 3 << 13) == 0  # ioprio_set: idle
+
+
+def set_openblas_threads():
+    threads = placement.openblas_threads()
+    if threads is None:
+        pytest.skip("NumPy is not built with OpenBLAS")
+    path = re.search(r"/\S*openblas\S*\.so\S*", Path("/proc/self/maps").read_text())[0]
+    names = [f"{head}openblas_set_num_threads{tail}" for head in ("scipy_", "") for tail in ("64_", "")]
+    library = ctypes.CDLL(path)
+    next(getattr(library, name) for name in names if hasattr(library, name))(threads[0] + 1)
+
+
+def move_another_thread():
+    running, tasks = threading.Event(), set(os.listdir("/proc/self/task"))
+    threading.Thread(target=lambda: (running.set(), time.sleep(1000)), daemon=True).start()
+    running.wait()
+    (task,) = set(os.listdir("/proc/self/task")) - tasks
+    os.setpriority(os.PRIO_PROCESS, int(task), 5)
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
+        ("I/O priority and NUMA policy", set_the_io_priority),
+        ("threads of OpenBLAS", set_openblas_threads),
+        ("priorities and cores of its threads", move_another_thread),
         ("torch.get_default_device", lambda: torch.set_default_device("meta")),
         ("torch.is_anomaly_enabled", lambda: torch.autograd.set_detect_anomaly(True)),
         ("torch.backends.mkldnn.enabled", lambda: setattr(torch.backends.mkldnn, "enabled", False)),

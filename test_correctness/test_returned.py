@@ -226,6 +226,13 @@ async def with_a_task() -> None:
     LOOP.create_task(asyncio.sleep(0.05))  # noqa: RUF006  nobody keeps it
 
 
+class Loader(threading.Thread):
+    """Starts by the class, as subclasses did before ``super``."""
+
+    def start(self) -> None:
+        threading.Thread.start(self)
+
+
 LEFT = {
     "Thread": lambda pool: threading.Thread(target=time.sleep, args=(0.05,)).start(),
     "Timer": lambda pool: threading.Timer(0.05, int).start(),
@@ -243,13 +250,18 @@ LEFT = {
         ("Thread", lambda pool: _thread.start_new_thread(time.sleep, (0.05,)) and None),
         ("Thread", lambda pool: [time.sleep(0.03), LEFT["Thread"](pool)]),
         ("Future", in_a_loop),
+        ("Loader", lambda pool: Loader(target=time.sleep, args=(0.05,)).start()),
+        ("MapResult", lambda pool: pool.threads.map_async(time.sleep, [0.05]) and None),
+        ("IMapIterator", lambda pool: pool.threads.imap(time.sleep, [0.05]) and None),
+        ("IMapUnorderedIterator", lambda pool: pool.threads.imap_unordered(time.sleep, [0.05]) and None),
         ("Thread", lambda pool: types.SimpleNamespace(thread=(LEFT["Thread"](pool)))),
     ],
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_work_that_three_iterations_leave_is_refused_by_name(left, start):
     before = [vars(threading.Thread)["start"], vars(subprocess.Popen)["wait"], _thread.start_new_thread]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    with multiprocessing.pool.ThreadPool(1) as threads, concurrent.futures.ThreadPoolExecutor() as pool:
+        pool.threads = threads
         iteration = Iteration(lambda: start(pool), "step")
         iteration()
         iteration()

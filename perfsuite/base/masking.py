@@ -15,7 +15,7 @@ _LAST = frozenset(
     (
         *("password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "cookie"),
         *("token", "authtoken", "apikey", "accesskey", "privatekey", "secretkey", "authorization"),
-        *("pgpassword", "passcode", "creds", "jwt", "otp", "bearer"),
+        *("pgpassword", "passcode", "cred", "creds", "jwt", "otp", "bearer", "sessionid", "phpsessid", "jsessionid"),
     )
 )
 """Last words of the names of secrets."""
@@ -33,6 +33,17 @@ _TOKENS = frozenset(
     ("bos", "cls", "eos", "image", "mask", "next", "pad", "per", "sep", "special", "unk", "max", "min", "num")
 )
 """Words before ``token`` in the names of text tokens: ``pad_token``."""
+_AFTER = frozenset(
+    (
+        *("value", "string", "text", "base64", "b64", "hex", "old", "new", "read", "write"),
+        *("dev", "prod", "staging", "test"),
+    )
+)
+"""Words that may follow the name of a secret: ``DB_PASSWORD_PROD``, like numbers."""
+_BARE = re.compile(
+    r"(?i)--?(?:pass|pat)\s(?![\d.+-]+$|(?:(?:for|back)ward|[fb]wd|both|all|first|last|true|false)$)(?!.*[*?\[\]^|\\])"
+)
+"""A ``--pass`` or ``--pat`` whose value neither selects a pass nor is a pattern."""
 _NO_VALUE = frozenset(("no", "without", "skip", "use", "show", "require", "ignore"))
 """First words of options that are switches without a value."""
 _LONGEST_NAME = 200
@@ -41,26 +52,53 @@ _PAIRS = ("--metadata", "--capability", "--variable", "--env", "--build-arg")
 """Options that take a name and its value as two words, such as pytest-metadata's."""
 _FORMS = re.compile(
     r"(?<![A-Za-z0-9])(?:"
-    r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-(?:\w+-)*\w{16,}|sk_live_\w{16,}"
-    r"|sk-(?:ant|proj|svcacct|admin)-[\w-]{16,}|nvapi-[\w-]{16,}|xox[abeprs]-[\w-]{10,}"
-    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}|AIza[\w-]{30,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
+    r"gh[pousr]_[A-Za-z0-9]{16,}|gl[a-z]{2,6}-[\w-]{20,}|hf_[A-Za-z0-9]{16,}|sk-(?:\w+-)*\w{16,}"
+    r"|sk-(?:ant|proj|svcacct|admin)-[\w-]{16,}|nvapi-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|xapp-\d-[\w-]{16,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|AIza[\w-]{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|ya29\.[\w-]{16,}|hv[sbr]\.[\w-]{20,}"
+    r"|(?:[a-z]\w{0,12}_)?(?:pat|sk|rk|tkn|tok|pw|oauth|live)_[\w.-]{16,}|(?:r8|gsk|rpa|fw|tgp_v1|jina|ntn|api_org)_[A-Za-z0-9]{16,}|(?:pplx|xai|csk|GOCSPX)-[\w-]{16,}"
+    r"|(?:dapi|key-|pul-|xkeysib-|(?:do[opr]_v1|shp\w{2}|sntry[su]|rubygems|lsv2_\w{2}|rdme|wandb_v1|sgp)_)[0-9a-f]{32,}"
+    r"|ABSK[A-Za-z0-9+/=]{16,}|(?:AKIA|ASIA|ABIA|ACCA|LTAI|AKID)[A-Za-z0-9]{12,}|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
 )
-"""Forms of the tokens of services."""
+"""Forms of the tokens of services; :data:`_OPAQUE` finds most others."""
+_OPAQUE = re.compile(r"(?<![A-Za-z0-9])(?!Z|0x)(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{30,}(?:[+/=][A-Za-z0-9+/=]*)?")
+"""Long words of letters and digits, without symbols of C++, which begin with Z."""
+_HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
+_CAMEL = re.compile(r"[A-Z][a-z]{3,}")
+_TURNS = re.compile(r"(?<=[a-z])[A-Z\d]|(?<=[A-Z])\d|(?<=\d)[A-Za-z]|(?<=[A-Z]{2})[a-z]")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _USER = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)|(?<=://)[^\s/@:]{20,}(?=@)")
 _LOGIN = re.compile(r"--?(?:u|user|userpwd|(?:basic-|http-|proxy-)?auth|proxy-user)=(?!https?:)[^:]*:(.+)", re.DOTALL)
 _IN_URL = re.compile(
-    r"(?i)([?&](?:sig|signature|x-\w+-signature|key|auth)=|://(?:hooks\.slack|discord)\.com/(?:services|api/webhooks)/)[^\s&\"']+"
+    r"(?i)([?&#](?:sig|signature|x-\w+-signature|key|auth|code|pass|pw|pwd|pat|psk|sid|ticket|hmac|tok|access|session)="
+    r"|[?&](?:t|k|s)=(?=[a-z\d_-]{6})(?=[a-z_-]*\d)(?=[\d_-]*[a-z])"
+    r"|://(?:hooks\.slack|discord)\.com/(?:services|workflows|triggers|api/webhooks)/"
+    r"|://[\w.-]+\.webhook\.office\.com/)[^\s&\"']+"
 )
-"""Signatures in the query of a URL, and addresses that are secrets themselves."""
+"""Signatures and short tokens in the query of a URL, and addresses that are secrets themselves."""
+_COMMAND = re.compile(
+    r"((?:(?:^|[\s=])[a-z]\w*\s+login|\bsshpass)\b(?:\s+[^\s|;&]+){0,12}?\s+-p[ =]?"
+    r"|\b(?:mysql|mariadb)\w*\b(?:\s+[^\s|;&]+){0,12}?\s+-p"
+    r"|\bredis-cli\b(?:\s+[^\s|;&]+){0,12}?\s+-a[ =]"
+    r"|\bcurl\b(?:\s+[^\s|;&]+){0,12}?\s+(?:-u|--user|--proxy-user)[ =]?[^\s:]*:)"
+    r"""["']?[^\s"']+"""
+)
+"""Options of one letter that take a secret: ``docker login -p``."""
+_OPTION = re.compile(
+    r"(?<!\S)(--?[A-Za-z][\w.-]*\s+)([\"']?)"
+    r"(?!-|(?:is|are|was|has|must|may|can|cannot|and|or|to|not|in|from|for|with|of|if|by|needs|requires|should|option)\b)"
+    r"([^\s\"']+)"
+)
+"""An option and its value inside one text; the words are those that follow an option in prose."""
 _SCHEME = re.compile(
     r"\b((?i:Bearer)|(?i:(?<=authorization: )(?:Basic|token))|(?i:Basic|token)(?=(?:\s+|%20)[\w.~+/=-]*[A-Z\d=+]))"
     r"(\s+|%20)[\w.~+/=-]{8,}"
 )
 """Outside of a header, the word after ``Basic`` or ``token`` needs a capital, a digit or a sign: else it is prose."""
-_NAME = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<mark>["']?\s*[=:]\s*)""")
-_VALUE = re.compile(r"""(?P<quote>["'])(?P<quoted>[^"']*)|[^\s,;&"'}]+""")
+_NAME = re.compile(
+    r"""(?:(?<![\w.-])|(?<=%26)|(?<=%3[Ff]))(?P<name>-{0,2}[A-Za-z_][\w.-]*)"""
+    r"""(?P<mark>["']?\s*(?::=|=>|[=:])\s*|%(?:25)*3[AaDd])"""
+)
+_VALUE = re.compile(r"""(?P<quote>["'])(?P<quoted>[^"']*)|(?:(?!%(?:25)*26)[^\s,;&"'}])+""")
 _SCHEMES = ("Bearer", "Basic", "token")
 _ONE_WORD = re.compile(r"""[\w.~+/=$%!-]{8,}(?=[\s,;&"'}]|$)""")
 """A secret after a colon is one long word; ``unexpected token: }`` contains none."""
@@ -75,10 +113,18 @@ def is_secret_name(name: str) -> bool:
     words = [word.lower() for word in _WORD.findall(name[-_LONGEST_NAME:])]
     if not words or (len(words) > 1 and words[0] in _NO_VALUE):
         return False
+    while len(words) > 1 and (words[-1] in _AFTER or words[-1].isdigit()):
+        words.pop()
     before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "id":
+        return before == "session"
     if words[-1] in ("key", "pass", "pwd", "pat"):
         return before in (_KEYS if words[-1] == "key" else _OWNERS)
     return words[-1] in _LAST and not (words[-1] == "token" and before in _TOKENS)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return is_secret_name(name) or _BARE.match(f"{name.strip()} {value}") is not None
 
 
 def masked(text: str) -> str:
@@ -91,7 +137,16 @@ def masked(text: str) -> str:
     text = _USER.sub(lambda match: MASK if match[1] is None else f"{match[1]}:{MASK}", text)
     text = _IN_URL.sub(lambda match: f"{match[1]}{MASK}", text)
     text = _SCHEME.sub(lambda match: f"{match[1]}{match[2]}{MASK}", text)
-    return _without_named(_FORMS.sub(MASK, text))
+    text = _COMMAND.sub(lambda match: f"{match[1]}{MASK}", text)
+    text = _OPTION.sub(lambda match: match[1] + match[2] + MASK if _is_secret(match[1], match[3]) else match[0], text)
+    text = _OPAQUE.sub(lambda match: MASK if _is_random(match[0]) else match[0], _FORMS.sub(MASK, text))
+    return _without_named(text)
+
+
+def _is_random(word: str) -> bool:
+    """Return whether a long word of letters and digits is neither a hexadecimal digest nor a name in camel case."""
+    turns = sum(1 for _ in _TURNS.finditer(word))
+    return not _HEX.fullmatch(word) and (len(_CAMEL.findall(word)) < 3 or turns > 0.27 * len(word))
 
 
 def _without_named(text: str) -> str:
@@ -99,12 +154,14 @@ def _without_named(text: str) -> str:
     parts, done = [], 0
     for match in _NAME.finditer(text):
         mark = match["mark"].strip()
-        if match.start() < done or not is_secret_name(match["name"]):
+        if match.start() < done or not _is_secret(match["name"], "any"):
             continue
         if mark == ":" and not _ONE_WORD.match(text, match.end()):
             continue
         value = _VALUE.match(text, match.end())
-        if value is not None and (value["quoted"] or not value["quote"]) and value[0] not in _SCHEMES:
+        if value is None or not _is_secret(match["name"], value["quoted"] or value[0]):
+            continue
+        if (value["quoted"] or not value["quote"]) and value[0] not in _SCHEMES:
             parts += [text[done : match.end()], value["quote"] or "", MASK]
             done = value.end()
     return "".join([*parts, text[done:]])
@@ -124,7 +181,9 @@ def _shown(words: Sequence[str], index: int) -> str:
     if "::" in word and "://" not in word:
         return word
     is_value = (option.startswith("-") and "=" not in option) or (index > 1 and words[index - 2] in _PAIRS)
-    return MASK if word and is_value and is_secret_name(option) else masked(word)
+    if option == "-p" and not word.startswith("no:") and _COMMAND.search(f"{' '.join(words[:index])} {word}"):
+        return MASK
+    return MASK if word and is_value and _is_secret(option, word) else masked(word)
 
 
 def masked_value(value: Any, name: str = "") -> Any:

@@ -13,6 +13,7 @@ import gc
 import math
 import os
 import re
+import signal
 import sys
 import threading
 import tracemalloc
@@ -179,11 +180,16 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "DNNL_VERBOSE": (_ON, "log of oneDNN"),
         "MKL_VERBOSE": (_ON, "log of MKL"),
         "OMP_TOOL_LIBRARIES": (_ON, "OpenMP tool"),
+        "MALLOC_CONF": (r".*(junk|prof):true", "debug setting of jemalloc"),
+        "LD_AUDIT": (r"[^\0]", "audit of the dynamic linker"),
+        "LD_DEBUG": (r"[^\0]", "debug log of the dynamic linker"),
+        "LD_PROFILE": (r"[^\0]", "profile of a library"),
     }
 )
 """By name: pattern of the values that slow a process (matched from the start), and the feature they turn on."""
 _LIBRARIES = re.compile(
-    r"/(lib(?:asan|tsan|ubsan|msan|lsan|hwasan|c_malloc_debug|efence|duma|dmalloc|heaptrack_\w+|memray\w*|mtrace)"
+    r"/(lib(?:asan|tsan|ubsan|msan|lsan|hwasan|c_malloc_debug|efence|duma|dmalloc|heaptrack_\w+|memray\w*|mtrace"
+    r"|profiler\.|tcmalloc(?:_minimal)?_debug|tcmalloc_and_profiler|bytehound)"
     r"|clang_rt\.\w*san|vgpreload|libToolsInjection|libcupti_injection|libscalene)[^/ ]*$",
     re.MULTILINE,
 )
@@ -227,6 +233,9 @@ def _in_python() -> Iterator[str]:
         yield "debug build of Python (use a release build)"
     if getattr(sys, "is_stack_trampoline_active", bool)():
         yield "perf support of Python (unset PYTHONPERFSUPPORT)"
+    for timer, name in ((signal.ITIMER_PROF, "ITIMER_PROF"), (signal.ITIMER_VIRTUAL, "ITIMER_VIRTUAL")):
+        if interval_s := signal.getitimer(timer)[1]:
+            yield f"timer {name} of a profiler, each {interval_s:g} s (run without it)"
     if gc.get_debug():
         yield "debug mode of the garbage collector (gc.set_debug(0))"
     site = str(getattr(sys.modules.get("sitecustomize"), "__file__", ""))
@@ -243,6 +252,8 @@ def _in_torch() -> Iterator[str]:
         yield "anomaly mode of torch (torch.autograd.set_detect_anomaly(False))"
     if torch.autograd._profiler_enabled():
         yield "profiler of torch (end it before the iterations)"
+    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        yield f"dispatch mode {type(mode).__name__} (leave it before the iterations)"
     if torch.version.debug:
         yield "debug build of torch (use a release build)"
     if torch.distributed.is_available() and torch.distributed.get_debug_level() == torch.distributed.DebugLevel.DETAIL:

@@ -21,8 +21,11 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare perfsuite's hooks and register the modules.
 
     ``pytest_plugins`` would not work: the modules import each other, and pytest warns of a module that is imported
-    before its assertions are rewritten, which ends a run whose warnings are errors.
+    before its assertions are rewritten, which ends a run whose warnings are errors.  ``-p no:perfsuite`` registers
+    nothing; the name in pytest's list of plugins is ``perfsuite.plugin``.
     """
+    if pluginmanager.is_blocked("perfsuite"):
+        return
     pluginmanager.add_hookspecs(importlib.import_module("perfsuite.plugin.hooks"))
     for name in MODULES:
         module = f"perfsuite.plugin.{name}"

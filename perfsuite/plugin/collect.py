@@ -55,10 +55,8 @@ def cases_of(session: pytest.Session) -> list[pytest.Item]:
     return [item for item in session.items if is_case(item)]
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give every perf case the marker ``perf`` and its markers by both names, before ``-m`` selects."""
-    if not is_case(item):
-        return
+def add_markers(item: pytest.Item) -> None:
+    """Give a perf case the marker ``perf`` and its markers by both names, before ``-m`` selects."""
     item.add_marker("perf")
     for short in SHORT_MARKERS if short_names(item.config) else ():
         own, other = item.get_closest_marker(f"perf_{short}"), item.get_closest_marker(short)

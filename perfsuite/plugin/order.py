@@ -75,6 +75,13 @@ def pytest_collection(session: pytest.Session) -> None:
     collisions.let_others_go_first(session)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark every perf case and wrap its run."""
+    if collect.is_case(item):
+        collect.add_markers(item)
+        outcome.wrap(item)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[Any]:
     """Turn collected tests into cases, refuse wrong ones, and deselect those that this run does not need."""
@@ -166,6 +173,8 @@ def pytest_runtest_makereport(
         outputs.trace(item, call)
         ending.keep_reason(item, call, report)
         outcome.complete(item, call, report)
+    elif call.when == "call" and (suite := item.config.stash.get(suite_key, None)) is not None:
+        suite.signals.plain = False
     return report
 
 

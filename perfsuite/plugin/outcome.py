@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
 
 import pytest
-from _pytest.skipping import xfailed_key
+from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 
 from perfsuite.base.errors import (
     AgentLost,
@@ -61,25 +62,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
+def wrap(item: pytest.Item) -> None:
+    """Replace ``runtest`` of a perf case; a hook wrapper would add frames to the tracebacks of other tests."""
+    item.runtest = functools.partial(_run_case, item, item.runtest)  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Set for the handlers of signals whether a perf case runs."""
+    if (suite := item.config.stash.get(suite_key, None)) is not None:
+        suite.signals.plain = not is_case(item)
+
+
+def _run_case(item: pytest.Item, run: Callable[[], object]) -> None:
     """Turn perfsuite's errors into failures that show only their message, and judge a measured case.
 
-    Plugins that run a failed test again call this hook for every try, and some call no other hook.  So the properties
-    and reasons of a try are updated here.
+    Plugins that run a failed test again call this for every try, and some call no other hook.  So the properties and
+    reasons of a try are updated here.
     """
-    suite = item.config.stash.get(suite_key, None)
-    if suite is None:
-        return (yield)
-    if not is_case(item):
-        suite.signals.plain = True
-        try:
-            return (yield)
-        finally:
-            suite.signals.plain = False
+    suite = suite_of(item.config)
     try:
         try:
-            returned = yield
+            run()
         except BaseException as error:
             shown = _shown_error(item, error)
             if shown is error:
@@ -97,7 +101,6 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     if tries := item.stash.get(_tries_key, []):  # the case has a result now
         item.config.stash[missing_key].pop(item.nodeid, None)
         item.config.stash.setdefault(_passed_key, {})[item.nodeid] = tries
-    return returned
 
 
 def _shown_error(item: pytest.Item, error: BaseException) -> BaseException:
@@ -173,7 +176,7 @@ def mark_of(item: pytest.Item) -> Xfail | None:
     """Return the active ``xfail`` mark of a test; None without one, with a false condition or with --runxfail."""
     if getattr(item.config.option, "runxfail", False):
         return None
-    return item.stash.get(xfailed_key, None)
+    return item.stash.get(xfailed_key, None) or evaluate_xfail_marks(item)  # the test may have added a mark
 
 
 def shown_type(item: pytest.Item, error: PerfsuiteError) -> type[BaseException]:

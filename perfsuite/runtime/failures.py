@@ -105,8 +105,13 @@ def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -
 
 
 def _loaded(types: Sequence[Sequence[str]]) -> type[BaseException] | None:
-    """Return the nearest of these classes that this process has loaded; ``raises=`` of a test can name no other."""
+    """Return the nearest of these classes that this process has loaded; ``raises=`` of a test can name no other.
+
+    ``pytest.exit`` of a rank fails its case: a class that is an ``Exit`` too would end the run.
+    """
     for module, path in types:
+        if (module, path) == ("_pytest.outcomes", "Exit"):
+            continue
         held: Any = sys.modules.get(module)
         for name in path.split("."):
             held = getattr(held, name, None)

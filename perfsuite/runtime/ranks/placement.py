@@ -7,9 +7,13 @@ of the rank whose messages they move.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import CaseError, UnsupportedCase
@@ -186,3 +190,33 @@ def pin(cores: Sequence[int]) -> None:
                 f"the kernel refuses to pin this rank to cores {', '.join(map(str, cores))} ({error.strerror}); "
                 "run without --perf-pin"
             ) from error
+
+
+def of_threads() -> set[tuple[str, str]]:
+    """Return the nice values and cores of all native threads, without duplicates: OpenMP's threads may have others."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            nice = (task / "stat").read_text().rpartition(")")[2].split()[16]
+            cores = re.search(r"^Cpus_allowed:.*", (task / "status").read_text(), re.MULTILINE)
+            found.add((nice, cores[0] if cores else ""))
+    return found
+
+
+def input_and_memory() -> tuple[int, str]:
+    """Return the I/O priority and the NUMA policy of the process."""
+    number = {"x86_64": 252, "aarch64": 31}.get(platform.machine())
+    priority = ctypes.CDLL(None).syscall(number, 1, 0) if number else 0
+    try:
+        with Path("/proc/self/numa_maps").open() as maps:
+            return priority, maps.readline().split()[1]
+    except OSError:  # a kernel without NUMA
+        return priority, ""
+
+
+def openblas_threads() -> list[int] | None:
+    """Return the number of threads of every loaded OpenBLAS, such as NumPy's; None without one."""
+    paths = sorted(set(re.findall(r"/\S*openblas\S*\.so\S*", Path("/proc/self/maps").read_text(errors="replace"))))
+    names = [f"{head}openblas_get_num_threads{tail}" for head in ("scipy_", "") for tail in ("64_", "")]
+    libraries = map(ctypes.CDLL, paths)
+    return [getattr(each, name)() for each in libraries for name in names if hasattr(each, name)] or None

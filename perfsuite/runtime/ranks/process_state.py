@@ -41,6 +41,7 @@ from torch.optim import optimizer
 
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.protocol import PROFILER
+from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.transports.orphans import children
 
 _TINY = 5e-324  # A denormal number: zero if the processor flushes them.
@@ -317,6 +318,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="priority", read=lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)), is_recorded=True
     ),
+    Setting(name="priorities and cores of its threads", read=placement.of_threads),
+    Setting(name="I/O priority and NUMA policy", read=placement.input_and_memory, is_recorded=True),
+    Setting(name="threads of OpenBLAS", read=placement.openblas_threads, is_recorded=True),
+    Setting(name="debug mode of activation checkpoints", read=lambda: torch.utils.checkpoint._checkpoint_debug_enabled),
     Setting(name="resource limits", read=lambda: [resource.getrlimit(number) for number in range(16)]),
     Setting(name="interpreter", read=_interpreter),
     Setting(name="locale", read=lambda: locale.setlocale(locale.LC_ALL)),

@@ -29,6 +29,7 @@ _KINDS: tuple[tuple[Any, str, str, Callable[[Any], bool]], ...] = (
     (threading.Thread, "start", "join", lambda thread: thread.is_alive() and not _is_of_a_pool(thread)),
     (concurrent.futures.Future, "__init__", "result", lambda future: not future.done()),
     (multiprocessing.pool.ApplyResult, "__init__", "wait", lambda result: not result.ready()),
+    (multiprocessing.pool.IMapIterator, "__init__", "__next__", lambda results: results._job in results._cache),
     (torch.futures.Future, "__init__", "wait", lambda future: not future.done()),
     (multiprocessing.process.BaseProcess, "start", "join", lambda _: False),  # _processes() finds all
     (subprocess.Popen, "__init__", "wait", lambda _: False),
@@ -119,9 +120,14 @@ class Noted:
         self._original, self._note, self._arguments = original, note, arguments
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is not None:
-            self._note(instance, *self._arguments)
+        if instance is None:  # a subclass calls the method by the class
+            return self._call
+        self._note(instance, *self._arguments)
         return self._original.__get__(instance, owner)
+
+    def _call(self, instance: Any, *arguments: Any, **named: Any) -> Any:
+        self._note(instance, *self._arguments)
+        return self._original(instance, *arguments, **named)
 
 
 @contextlib.contextmanager
