@@ -14,7 +14,7 @@ LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
     "audit": 2_600,
-    "base": 1_520,
+    "base": 1_580,
     "baselines": 1_780,
     "cli": 4_070,
     "expectations": 610,
