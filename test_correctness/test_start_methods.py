@@ -30,14 +30,15 @@ def opened(logs, *, start_method="fork", preload=()):
 
 
 def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_process(tmp_path, monkeypatch):
-    monkeypatch.setenv(WRAPPER, "env PERFSUITE_TEST='by a wrapper'")
+    variable = f"PERFSUITE_TEST=by a wrapper of {os.getpid()}"  # another run of the tests may go on beside this one
+    monkeypatch.setenv(WRAPPER, f"env '{variable}'")
     transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
     driver.run(Job(workload=FunctionWorkload(function=steps.add_up, arguments={}), world_size=2, budget=QUICK))
-    assert driver.environment()["wrapper"] == "env PERFSUITE_TEST='by a wrapper'"
+    assert driver.environment()["wrapper"] == f"env '{variable}'"
     servers = [server.process.pid for server in transport._servers.values()]
     pids = [*servers, *(child.pid for child in transport._slots.values())]
-    assert set(pids) == set(processes_with("PERFSUITE_TEST=by a wrapper"))
+    assert set(pids) == set(processes_with(variable))
     driver.close()
     driver.close()
     assert gone(pids, within_s=10.0)
