@@ -186,6 +186,7 @@ def test_expected_ranges_and_slow_devices_are_named():
     run = record(h100("t.py::all", 600.0, (*healthy, 0.6)))
     for text in (markdown_summary(run, ()), render(material_of([Recording(run=run)])).partition('id="s-device"')[0]):
         assert "SLOW cuda:7 -16.7 %" in text, "the page and the summary name it too"
+        assert " % of the published peak, 8 devices" in text
     entry = expected_entry(300.0)
     (row,) = answers([h100("t.py::one", 300.0)], [entry])
     assert ("500-700 TFLOPS LOW", "bad") == (row.expected, row.mark)

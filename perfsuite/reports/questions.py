@@ -6,6 +6,7 @@ SLOW with the name of the device or link.  A disturbed figure is marked ``~`` an
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ MOST_ROWS = {"compute": 5, "memory": 4, "collectives": 4, "pairs": 2, "others": 
 """Rows of each family on a screen; further rows only if they are LOW or SLOW."""
 _MOST_LINES = 18
 _VERDICTS: Mapping[str, tuple[str, Mark]] = {"below": ("LOW", "bad"), "look": ("look", "doubt"), "pass": ("ok", "")}
+_OF_PEAK = re.compile(r"^(\d+ %) (\w+)$")
 _COLUMNS = ("question", "best", "of peak", "expected", "devices and links")
 
 
@@ -70,7 +72,8 @@ def expected_of(results: Iterable[Result]) -> list[Expected]:
 def slow_lines(results: Sequence[Result]) -> list[str]:
     """Return a line per question that has a LOW result or a SLOW device; slow pairs are findings of their own."""
     bad = [row for row in answers(results, expected_of(results)) if row.mark == "bad" and row.family != "pairs"]
-    return [f"{row.question}: {', '.join(filter(None, (row.best, row.share, row.expected, row.note)))}" for row in bad]
+    rows = [(row.best, _OF_PEAK.sub(r"\1 of the \2 peak", row.share), row.expected, row.note) for row in bad]
+    return [f"{row.question}: {', '.join(filter(None, figures))}" for row, figures in zip(bad, rows, strict=True)]
 
 
 def answers(results: Iterable[Result], expected: Iterable[Expected] = ()) -> list[Answer]:
