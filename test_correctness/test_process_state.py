@@ -87,6 +87,13 @@ def test_a_fork_of_a_test_collects_no_garbage_of_its_parent():
     assert in_a_fork(parent) == [False, 0]
 
 
+def test_an_openblas_whose_file_was_replaced_is_left_out(tmp_path, monkeypatch):
+    file = tmp_path / "libopenblas.so"
+    file.write_text("not the file that was loaded")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"0-1 r-xp 0 0 0 {file}\n")
+    assert placement.openblas_threads() is None
+
+
 def switch_faulthandler():
     """Asked when the test runs: tests before it in this process may have switched it."""
     if faulthandler.is_enabled():

@@ -208,9 +208,9 @@ def input_and_memory() -> tuple[int, str]:
     number = {"x86_64": 252, "aarch64": 31}.get(platform.machine())
     priority = ctypes.CDLL(None).syscall(number, 1, 0) if number else 0
     try:
-        with Path("/proc/self/numa_maps").open() as maps:
-            return priority, maps.readline().split()[1]
-    except OSError:  # a kernel without NUMA
+        with Path("/proc/self/numa_maps").open("rb", buffering=0) as maps:  # a longer read makes the kernel count pages
+            return priority, maps.read(200).split()[1].decode()
+    except (OSError, IndexError):  # a kernel without NUMA
         return priority, ""
 
 
@@ -218,5 +218,9 @@ def openblas_threads() -> list[int] | None:
     """Return the number of threads of every loaded OpenBLAS, such as NumPy's; None without one."""
     paths = sorted(set(re.findall(r"/\S*openblas\S*\.so\S*", Path("/proc/self/maps").read_text(errors="replace"))))
     names = [f"{head}openblas_get_num_threads{tail}" for head in ("scipy_", "") for tail in ("64_", "")]
-    libraries = map(ctypes.CDLL, paths)
-    return [getattr(each, name)() for each in libraries for name in names if hasattr(each, name)] or None
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):  # the file was replaced since; it must not be loaded anew
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            found += [getattr(library, name)() for name in names if hasattr(library, name)]
+    return found or None
