@@ -131,7 +131,7 @@ class RunSummary:
     ordinal: int = 0
     """Number of earlier runs of this case in its session; above 0 the run is a within-session replicate."""
     outcome: Literal["measured", "out_of_memory"] = "measured"
-    """Whether the case fitted into memory; without it there are no samples."""
+    """``out_of_memory``: the case did not fit into memory, so it has no samples."""
     quantiles_s: tuple[float, ...] = ()  # Seconds per iteration at QUANTILES of all samples, four significant digits.
     location: float | None = None  # ln of the median of the clean samples in seconds; None without a clean sample.
     mean: float | None = None  # ln of the mean of all samples in seconds; None without samples.

@@ -46,9 +46,9 @@ class DeviceModel:
     link: Peak | None = None  # GB/s per direction between devices of one node.
     host_link: Peak | None = None  # GB/s per direction between host and device.
     network: Peak | None = None
-    """GB/s per direction of a whole node's network, in the maker's own system; None if there is no usual one."""
+    """GB/s per direction of a node's whole network in the vendor's own system. None if its network differs."""
     devices_per_node: Peak | None = None
-    """Devices in one node of that system, a whole number; None if there is no usual one."""
+    """Devices in a node of the vendor's own system, a whole number. None if the number differs."""
 
     @property
     def peaks(self) -> Peaks:
