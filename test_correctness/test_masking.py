@@ -84,6 +84,7 @@ SECRETS = [
     [f"--x=sm_pat_{GEHEIM}ABCDEFGHIJ"],
     [f"--x=of_no_list_{GEHEIM}abcdefghij0123456789"],
     [f"{GEHEIM}7Yx0KdPq93LmZtRw5VbNcS8eHj"],
+    [f"Z{GEHEIM}7Yx0KdPq93LmZtRw5VbNcS8eHj"],
 ]
 NO_SECRETS = [
     ["-k", "token_embedding"],
@@ -131,6 +132,7 @@ NO_SECRETS = [
     ["sha256:" + "0123456789abcdef" * 4, "/cache/snapshots/" + "0123456789abcdef0123" * 2],
     ["FullyShardedDataParallelFp16AndBf16Test"],
     ["undefined symbol: _ZN3c1017RegisterOperators10fromSchemaERKNS_14FunctionSchemaE"],
+    ["undefined symbol: _ZN2at4_ops5zeros4callEN3c108ArrayRefINS2_6SymIntEEESt8optionalINS2_10ScalarTypeEES6_IbE"],
     ["sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"],
     ["GPU-0f1e2d3c-aaaa-bbbb-cccc-0123456789ab", "torch-2.13.0+cu128", "cpu-amd-epyc-2c-890837bd"],
 ]

@@ -60,8 +60,10 @@ _FORMS = re.compile(
     r"|ABSK[A-Za-z0-9+/=]{16,}|(?:AKIA|ASIA|ABIA|ACCA|LTAI|AKID)[A-Za-z0-9]{12,}|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
 )
 """Forms of the tokens of services; :data:`_OPAQUE` finds most others."""
-_OPAQUE = re.compile(r"(?<![A-Za-z0-9])(?!Z|0x)(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{30,}(?:[+/=][A-Za-z0-9+/=]*)?")
-"""Long words of letters and digits, without symbols of C++, which begin with Z."""
+_OPAQUE = re.compile(
+    r"\b_Z\w+|(?<![A-Za-z0-9])(?!0x)(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{30,}(?:[+/=][A-Za-z0-9+/=]*)?"
+)
+"""A symbol of C++, or a long word of letters and digits."""
 _HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
 _CAMEL = re.compile(r"[A-Z][a-z]{3,}")
 _TURNS = re.compile(r"(?<=[a-z])[A-Z\d]|(?<=[A-Z])\d|(?<=\d)[A-Za-z]|(?<=[A-Z]{2})[a-z]")
@@ -144,7 +146,9 @@ def masked(text: str) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """Return whether a long word of letters and digits is neither a hexadecimal digest nor a name in camel case."""
+    """Return whether a long word is no symbol of C++, no hexadecimal digest and no name in camel case."""
+    if word.startswith("_Z"):
+        return False
     turns = sum(1 for _ in _TURNS.finditer(word))
     return not _HEX.fullmatch(word) and (len(_CAMEL.findall(word)) < 3 or turns > 0.27 * len(word))
 
