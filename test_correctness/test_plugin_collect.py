@@ -239,6 +239,10 @@ MALFORMED = [
     ("@sizes(full=[1], small=[1])\n" * 2, "message_bytes", "is decorated with @sizes 2 times*"),
     ("@world_sizes(0)", "ranks", "@world_sizes*: every world size is a whole number of at least 1*"),
     ("@world_sizes()", "ranks", "@world_sizes*: every world size is*"),
+    ("@pytest.mark.perf_world_sizes(2)", "ranks", "has the marker perf_world_sizes without its data*"),
+    ("@pytest.mark.perf_sizes(small=[1])", "message_bytes", "has the marker perf_sizes without its data*"),
+    ("@pytest.mark.perf_world_size(n=2)", "", "*perf_world_size, which perfsuite sets itself*; write @world_sizes(2)*"),
+    ('@pytest.mark.perf_platform("s4000")', "", "*perf_platform, which perfsuite sets itself*; leave it out, and*"),
     ("@world_sizes(2, 2)", "ranks", "@world_sizes has 2 twice*"),
     ("@world_sizes(2)", "", "@world_sizes sets 'ranks', which the test does not take*"),
     ("", "ranks", "takes ranks without a number of them*"),
@@ -257,9 +261,12 @@ def test_a_malformed_decorator_names_file_and_function(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, "")
     for number, (decorators, arguments, _) in enumerate(MALFORMED):
         function = f"def test_bad(perf{', ' if arguments else ''}{arguments}):\n    pass\n"
-        pytester.makepyfile(**{f"test_bad{number:02}": f"from perfsuite import *\n{decorators}\n{function}"})
+        pytester.makepyfile(
+            **{f"test_bad{number:02}": f"import pytest\nfrom perfsuite import *\n{decorators}\n{function}"}
+        )
     found = repo.run()
     found.assert_outcomes(errors=len(MALFORMED))
+    found.stdout.no_fnmatch_line("During handling*")  # each error is printed once
     messages = [f"test_bad{number:02}.py::test_bad: {message}" for number, (_, _, message) in enumerate(MALFORMED)]
     found.stdout.fnmatch_lines([message.replace("[", "[[]") for message in messages])
     assert "Traceback" not in found.stdout.str()

@@ -89,7 +89,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
         try:
             _generate(metafunc, suite)
         except ConfigurationError as error:
-            pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
+            raise pytest.fail.Exception(f"{metafunc.definition.nodeid}: {error}", pytrace=False) from None
     suite.naming = True
     try:
         return (yield)

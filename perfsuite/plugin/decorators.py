@@ -22,6 +22,11 @@ Size = str | int | tuple[int, ...]
 """A size in a decorator: ``"64MiB"``, ``"1024x1024x512"``, ``(1024, 1024, 512)``, ``4096`` or a name (``gpt_345m``)."""
 
 
+def _mark(name: str, **data: Any) -> pytest.MarkDecorator:
+    mark: pytest.MarkDecorator = getattr(pytest.mark, name)
+    return mark(decorated=True, **data)
+
+
 def sizes(
     *,
     full: Sequence[Size],
@@ -37,8 +42,7 @@ def sizes(
     gets ``"AxBxC"`` as a tuple of integers, and an integer or a name unchanged.  ``extended``: small sizes that get the
     marker ``perf_extended``.  ``ranks`` returns the number of ranks of a size that fixes it, such as a mesh.
     """
-    mark: pytest.MarkDecorator = getattr(pytest.mark, SIZES)
-    return mark(full=full, small=small, param=param, extended=tuple(extended), ranks=ranks)
+    return _mark(SIZES, full=full, small=small, param=param, extended=tuple(extended), ranks=ranks)
 
 
 def world_sizes(
@@ -55,8 +59,9 @@ def world_sizes(
     numbers at the full scale (default: the same).
     """
     _require_call("world_sizes", "2, 4, 8", counts)
-    mark: pytest.MarkDecorator = getattr(pytest.mark, WORLD_SIZES)
-    return mark(counts=counts, extended=tuple(extended), more=more, full=None if full is None else tuple(full))
+    return _mark(
+        WORLD_SIZES, counts=counts, extended=tuple(extended), more=more, full=None if full is None else tuple(full)
+    )
 
 
 def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
@@ -65,8 +70,7 @@ def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
     With ``only_at`` the first dtype runs at every size and the others only at that size.
     """
     _require_call("dtypes", '"fp32", "bf16"', names)
-    mark: pytest.MarkDecorator = getattr(pytest.mark, DTYPES)
-    return mark(names=names, only_at=only_at)
+    return _mark(DTYPES, names=names, only_at=only_at)
 
 
 def acceptance(*sizes: Size) -> pytest.MarkDecorator:
@@ -76,8 +80,7 @@ def acceptance(*sizes: Size) -> pytest.MarkDecorator:
     scale in use has (default: all sizes).
     """
     _require_call("acceptance", '"1GiB"', sizes)
-    mark: pytest.MarkDecorator = getattr(pytest.mark, ACCEPTANCE)
-    return mark(sizes=sizes)
+    return _mark(ACCEPTANCE, sizes=sizes)
 
 
 def _require_call(decorator: str, example: str, values: tuple[Any, ...]) -> None:

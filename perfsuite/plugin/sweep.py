@@ -160,6 +160,12 @@ class Sweep:
                     )
 
 
+_SET_ON_CASES = {
+    "perf_world_size": "write @world_sizes(2) of perfsuite for two ranks",
+    "perf_platform": "leave it out, and select with --perf-platform or -m",
+}
+
+
 def read_sweep(
     definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str], foreign: Collection[str] = ()
 ) -> Sweep:
@@ -169,6 +175,9 @@ def read_sweep(
     ``foreign`` the short names that are not perfsuite's fixtures in this test.  Raises ConfigurationError for
     decorators that contradict each other or the function.
     """
+    for name, remedy in _SET_ON_CASES.items():
+        if definition.get_closest_marker(name):
+            raise ConfigurationError(f"has the marker {name}, which perfsuite sets itself on each case; {remedy}")
     size_mark = _only_mark(definition, SIZES, "sizes")
     rank_mark = _only_mark(definition, WORLD_SIZES, "world_sizes")
     dtype_mark = _only_mark(definition, DTYPES, "dtypes")
@@ -220,6 +229,8 @@ def _only_mark(definition: pytest.Item, name: str, decorator: str) -> pytest.Mar
         marks.append((node, mark))  # type: ignore[arg-type] # pytest types the node as its base class
     if len(marks) > 1:
         raise ConfigurationError(f"is decorated with @{decorator} {len(marks)} times; decorate once, with all values")
+    if marks and "decorated" not in marks[0][1].kwargs:
+        raise ConfigurationError(f"has the marker {name} without its data; write @{decorator}(...) of perfsuite")
     return marks[0][1] if marks else None
 
 
