@@ -146,7 +146,7 @@ def masked(text: str) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """Return whether a long word is no symbol of C++, no hexadecimal digest and no name in camel case."""
+    """Return whether a long word is neither a symbol of C++, a hexadecimal digest, nor a name in camel case."""
     if word.startswith("_Z"):
         return False
     turns = sum(1 for _ in _TURNS.finditer(word))
