@@ -9,7 +9,7 @@ import time
 import pytest
 
 from perfsuite.base.errors import AgentLost, CaseStopped
-from perfsuite.runtime.transports import cluster, exchange
+from perfsuite.runtime.transports import exchange, star
 from test_correctness.helpers import steps
 from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
 from test_correctness.helpers.processes import descendants, gone, listening_on
@@ -245,9 +245,10 @@ def test_an_agent_that_cannot_serve_its_link_any_more_ends(tmp_path, monkeypatch
 
 PAUSED_DRIVER = """
 import os, pathlib, sys, threading, time
-from perfsuite.runtime.transports import exchange
+from perfsuite.runtime.transports import exchange, star
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import detect_launch
+star.PATIENCE_S = 60
 exchange.BEAT_S, exchange.SILENCE_S = 0.1, 2.5
 transport = ClusterTransport(
     detect_launch(os.environ), start_method="fork", preload=(), log_directory=pathlib.Path(sys.argv[1])
