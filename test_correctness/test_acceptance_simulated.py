@@ -14,7 +14,6 @@ from perfsuite.plugin.expecting import slow_members
 from perfsuite.run.session import Case
 from perfsuite.workloads.memory_bandwidth import MemoryTriad
 from perfsuite.workloads.pair_rounds import PairRounds
-from perfsuite.workloads.pairs import Pairs
 from simmusa.costs import S4000, VARIABLE
 from test_correctness.helpers.simmusa_ranks import FAMILY, KERNELS, QUICK, ROOT, opened, require_built
 
@@ -39,12 +38,6 @@ def test_one_of_eight_devices_is_named(tmp_path, slow, named):
     found = slow_members(measured(tmp_path, MemoryTriad(buffer_bytes=16 << 20), 8, slow))
     assert named == list(found)
     assert all(9 < float(sentence.split()[2]) < 10 for sentence in found.values())
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(("slow", "named"), [NOTHING_SLOW, (ONE_SLOW_LINK, ["musa:1 musa:2"])])
-def test_one_link_of_a_host_is_named(tmp_path, slow, named):
-    assert named == list(slow_members(measured(tmp_path, Pairs(message_bytes=1 << 20), 4, slow)))
 
 
 @pytest.mark.extended

@@ -139,12 +139,10 @@ def redirection(site, checkout):
 @pytest.mark.parametrize(
     "install",
     [
-        pytest.param(static("__editable__.shop-1.0.pth"), id="setuptools"),
+        pytest.param(static("shop.pth"), id="setuptools, hatch and uv"),
         pytest.param(finder, id="setuptools-finder"),
         pytest.param(links, id="setuptools-strict"),
-        pytest.param(static("_shop.pth"), id="hatch"),
         pytest.param(redirection, id="hatch-exact"),
-        pytest.param(static("shop.pth"), id="uv"),
     ],
 )
 def test_each_arm_runs_its_own_code(site, checkout, install):

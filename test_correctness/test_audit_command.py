@@ -33,17 +33,13 @@ CSV = 'gpus,batch,"step (ms)",samples/s,remark\n1,2,406.16,4.92,\n8,16,417.952,3
 ROLES_OF_CSV = ["gpus=devices", "batch=global_batch_size", "step (ms)=latency", "samples/s=throughput"]
 
 
-@pytest.mark.parametrize("change", [("", 0), ("38.28", 1)])
-def test_csv_of_a_user(tmp_path, capsys, change):
+def test_csv_of_a_user(tmp_path, capsys):
     path = tmp_path / "results.csv"
-    wrong, expected = change
-    path.write_text(CSV.replace(wrong, "83.28") if wrong else CSV, encoding="utf-8")
+    path.write_text(CSV.replace("38.28", "83.28"), encoding="utf-8")
     code, out, err = run(capsys, path, "--roles", *ROLES_OF_CSV)
-    assert (expected, "") == (code, err)
-    assert ("throughput-time" in out) == bool(expected)
+    assert (1, "") == (code, err)
     assert "rules apply" in out
-    if wrong:
-        assert "row 2 (8): samples/s is printed 83.28, the row gives 38.28" in out
+    assert "row 2 (8): samples/s is printed 83.28, the row gives 38.28" in out
 
 
 MARKDOWN = """
@@ -265,13 +261,18 @@ def test_a_device_with_a_dtype_gives_the_peak_of_every_row(tmp_path, capsys):
     assert ["1.058 times the peak of 312"] == [line.partition(", ")[2] for line in out.splitlines() if "times" in line]
 
 
-def test_zeros_and_empty_cells_are_mentioned(tmp_path, capsys):
+def test_zeros_and_cells_without_a_number_are_mentioned(tmp_path, capsys):
     path = tmp_path / "lm.csv"
-    path.write_text("kernel,gpus,s/ep,tok/s\nsdpa,0,0,0\nvectorized,1,80.139,5213.3\nvectorized,,113.767,\n")
+    path.write_text("kernel,gpus,s/ep,tok/s\nsdpa,0,0,0\nvectorized,1,80.139,see below\nvectorized,,113.767,1e999\n")
     roles = ["kernel=config", "gpus=devices", "s/ep=latency:s", "tok/s=tokens_per_s"]
     code, out, _ = run(capsys, path, "--roles", *roles)
     assert code == 0
-    for text in ("gpus is 0 in 1 of 3 rows", "s/ep is 0", "tok/s is 0 in 1 of 3 rows", "gpus is blank in 1 of 3 rows"):
+    for text in (
+        "gpus is 0 in 1 of 3",
+        "s/ep is 0",
+        "gpus is blank in 1",
+        "tok/s is blank or without a number in 2 of 3",
+    ):
         assert text in out
 
 
@@ -290,35 +291,18 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
     ("header", "rows", "role", "expected"),
     [
         ("tok/s", ["406.5k", "3.04M"], "tokens_per_s", [406_500, 3_040_000]),
-        ("tok/s", ["1_200", "1\u202f300"], "tokens_per_s", [1200, 1300]),
-        ("loss", ["\u22125", "<b>9</b>"], "loss", [-5, 9]),
+        ("loss", ["1_200", "1\u202f300", "\u22125", "<b>9</b>"], "loss", [1200, 1300, -5, 9]),
         ("step", ["705 ms", "1,367ms"], "latency", [0.705, 1.367]),
         ("step (msec)", ["705", "1367"], "latency", [0.705, 1.367]),
         ("step", ["12 \u00b5s", "13"], "latency", [12e-6, 13e-6]),
         ("bw (Gbps)", ["80", "160"], "bandwidth", [1e10, 2e10]),
         ("TFLOP/s/GPU (TFLOP/s/GPU)", ["636", "586"], "tflops", [636e12, 586e12]),
         ("mem", ["512M", "600 MiB"], "memory", "row 2, mem: '600 MiB' is in MiB, but the column in MB"),
-        ("params", ["7B", "340M"], "parameters", [7e9, 340e6]),
-        ("params", ["7b", "340m"], "parameters", [7e9, 340e6]),
+        ("params", ["7B", "340m"], "parameters", [7e9, 340e6]),
         ("step (ms)", ["1.147 s/it", "5us/op"], "latency", [1.147, 5e-6]),
         ("step (ms)", ["\uff11\uff12.5", "\u0663\u066b5"], "latency", [0.0125, 0.0035]),
-        ("loss", ["\u20135", "\u2011 .5"], "loss", [-5, -0.5]),
-        ("loss", ["_5_", "1\u2019147"], "loss", [5, 1147]),
+        ("loss", ["\u20135", "\u2011 .5", "_5_", "1\u2019147"], "loss", [-5, -0.5, 5, 1147]),
         ("step (ms)", ["5&nbsp;s", "6&#8239;ms"], "latency", [5, 0.006]),
-        (
-            "step (ms)",
-            ["2 it/s", "3"],
-            "latency",
-            "row 1, step (ms): '2 it/s' has a suffix",
-        ),
-        ("step (ms)", ["5 thousand", "3"], "latency", "row 1, step (ms): '5 thousand' has a suffix"),
-        (
-            "step (ms)",
-            ["1.2x10\u00b3", "3"],
-            "latency",
-            "row 1, step (ms): '1.2x10\u00b3' can be read in",
-        ),
-        ("step (ms)", ["0x10", "3"], "latency", "row 1, step (ms): '0x10' can be read in more than one way"),
         (
             "step",
             ["13", "12 ms"],
@@ -334,21 +318,19 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
         ("loss", ["2.5<sup>2</sup>", "[3.5](https://host/9)"], "loss", [2.5, 3.5]),
         ("gpus", ["2x8", "8x A100 80GB"], "devices", [16, 8]),
         ("mem", ["76/80 GB", "44.2/48.0"], "memory", [76e9, 44.2e9]),
-        (
-            "tok/s",
-            ["16.67 * 2048 / 8 = 4267"],
-            "tokens_per_s",
-            "row 1, tok/s: '16.67 * 2048 / 8 = 4267' can be read in",
-        ),
-        ("tok/s", ["4550<br/>9600"], "tokens_per_s", "row 1, tok/s: '4550<br/>9600' can be read in more than one way"),
         ("tok/s", ["9" * 5000], "tokens_per_s", "9 has 5000 characters; write one number"),
-        ("params", ["Llama 3 70B"], "parameters", "row 1, params: 'Llama 3 70B' can be read in more than one way"),
         ("mfu", ["62%", "0.45"], "mfu", "mfu is '0.45' without a percent sign, other rows have one; write one form"),
         ("length", ["4K", "8K"], "sequence_length", "row 1, length: '4K' has a suffix that its column cannot have"),
-        ("step", ["95%", "90%"], "latency", "row 1, step: '95%' has a suffix that its column cannot have"),
+        *(
+            ("step", [text, "20.5"], "latency", f"row 1, step: {text!r} has a suffix that its column cannot have")
+            for text in ("95%", "2 it/s", "5 thousand")
+        ),
         *(
             ("step", [text, "20.5"], "latency", f"row 1, step: {text!r} can be read in more than one way")
-            for text in ("10,5", "2,5 s", "1.234,5", "1.234.567", "12 500", "1h20m", "1m 30s", "00:01:30", "1:30")
+            for text in (
+                *("10,5", "2,5 s", "1.234,5", "1.234.567", "12 500", "1h20m", "1m 30s", "00:01:30", "1:30", "0x10"),
+                *("1.2x10\u00b3", "16.67 * 2048 / 8 = 4267", "4550<br/>9600", "Llama 3 70B"),
+            )
         ),
     ],
 )
@@ -413,13 +395,6 @@ def test_texts_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys):
     assert run(capsys, path, "--roles", *roles)[0] == 0
     path.write_text(path.read_text().replace("tp2+pp4", "zero2"))
     assert run(capsys, path, "--roles", *roles)[0] == 1
-
-
-def test_cells_without_a_number_are_mentioned(tmp_path, capsys):
-    path = tmp_path / "lm.csv"
-    path.write_text("gpus,s/step\n1,1e999\n2,see below\n4,OOM\n8,3.5\n")
-    _, out, _ = run(capsys, path, "--roles", "gpus=devices", "s/step=latency:s")
-    assert "s/step is blank or without a number in 2 of 3 rows" in out
 
 
 def test_a_table_in_utf_16_is_read_and_a_compressed_one_refused(tmp_path, capsys):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfsuite.audit.audit import RULES, applicable, audit
+from perfsuite.audit.audit import RULES, audit
 from perfsuite.audit.read import tables_of
 from perfsuite.published.lookup import shipped
 from test_correctness.helpers.audit_tables import rules_of, scaled, table, text, with_cell
@@ -84,7 +84,7 @@ REAL = {
 CHANGED = [
     ("speedup-ratio", "004/ddp", 0, "throughput", 1.3),
     ("efficiency-ratio", "004/strong", 1, "efficiency", 0.7),
-    *(("throughput-time", "003/results", row, "latency", 1.05) for row in range(18)),
+    ("throughput-time", "003/results", 0, "latency", 1.05),
     ("overhead-ratio", "004/ring-attention", 1, "throughput", 1.3),
     ("parts-above-whole", "000/time", 0, "data", 1.3),
     ("parts-below-whole", "000/time", 0, "step", 3.0),
@@ -194,26 +194,3 @@ def test_findings_name_the_numbers(name, rule, numbers):
     found = "\n".join(messages(name, rule))
     for each in numbers:
         assert each in found
-
-
-def test_the_ratios_of_a_table_whose_peaks_are_impossible_hold():
-    assert "mfu-throughput" not in {finding.rule for finding in audit([REAL["004/ddp"]])}
-
-
-def test_the_rows_of_report_003_break_no_rule():
-    results = REAL["003/results"]
-    assert 18 == len(results.rows)
-    assert {"note"} == {finding.severity for finding in audit([results])}
-    applied = {rule.name for rule in RULES if applicable(rule, results)}
-    assert {
-        "throughput-time",
-        "flops-above-peak",
-        "weights-above-memory",
-        "memory-above-capacity",
-        "does-not-divide",
-        "layout-product",
-        "batch-product",
-        "equal-digits",
-        "repeats-disagree",
-        "blank-metric",
-    } <= applied

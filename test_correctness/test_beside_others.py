@@ -1,4 +1,4 @@
-"""``perfsuite report --history --imported``: each row under its own label, text of others as text."""
+"""Published figures, ``report --history`` and ``--imported``: each row under its own label, text of others as text."""
 
 import dataclasses
 from pathlib import Path
@@ -8,9 +8,12 @@ import pytest
 from perfsuite.cli import main as cli
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import ImportOptions
+from perfsuite.record.result import Metric
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
 from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.published import published_lines
 from test_correctness.helpers.histories import drawn, written
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.report_runs import latte, table
 from test_correctness.test_tables_command import journal
 
@@ -77,3 +80,25 @@ def test_hostile_text_is_no_markup(tmp_path):
     text = "\n".join(foreign_markdown(grid))
     assert "&lt;img src=x onerror=alert(1)&gt; \\[click\\](http:\\//x) \\| \\`y\\`" in text
     assert "<img" not in text
+
+
+PUBLISHED = result_of(
+    case="test_perf/test_train_step.py::test_opensora[s4000-ws8]",
+    workload="perfsuite.workloads.training.train_step:TrainStep",
+    parameters={"model": "opensora", "micro_batch_size": 1},
+    platform="s4000",
+    world_size=8,
+    metrics=[Metric(name="samples_per_s", value=2.5, unit="samples/s", better="higher")],
+)
+
+
+def test_measured_and_published_stand_side_by_side_with_label_and_reason():
+    (line,) = published_lines([PUBLISHED])
+    assert line.startswith(f"{PUBLISHED.case}: samples_per_s measured 2.5 samples/s; published 2.025 images/s")
+    assert "[M?: " in line
+
+
+def test_other_platforms_and_simulated_devices_show_nothing():
+    assert list(published_lines([dataclasses.replace(PUBLISHED, platform="cpu")])) == []
+    assert list(published_lines([dataclasses.replace(PUBLISHED, simulated=True)])) == []
+    assert list(published_lines([dataclasses.replace(PUBLISHED, world_size=3)])) == []

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 import pytest
 
@@ -19,8 +18,6 @@ from perfsuite.projection.calibration_of import OTHER_SOFTWARE, calibrate, comma
 from perfsuite.projection.device_constants import collective_lines, constants_of, kernel_points
 from perfsuite.projection.observation import Observation
 from perfsuite.record.codec import to_json
-from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.values import describe, recorded
@@ -43,6 +40,7 @@ from test_correctness.helpers.observations import (
 )
 from test_correctness.helpers.scripted_driver import measurement
 from test_correctness.helpers.stored_files import HARDWARE, run_of
+from test_correctness.test_tables_command import journal as written
 
 CATALOG = load_catalog()
 
@@ -156,13 +154,6 @@ def test_products_that_wait_for_memory_tell_nothing_of_idle_units():
     assert pytest.approx(TFLOPS, rel=1e-3) == calibrated(wide).calibration.constants["matmul_bf16_tflops"].value
 
 
-def test_simulated_steps_calibrate_a_simulated_device():
-    without = calibrated(kernels(simulated=True)).calibration
-    made = calibrated([*kernels(simulated=True), *steps(without, ratio=1.1, simulated=True)]).calibration
-    assert (True, "in situ") == (made.simulated, made.regime)
-    assert pytest.approx(1.1, rel=1e-6) == made.traits["in_situ_ratio"].value
-
-
 @pytest.mark.parametrize(("ratio", "told"), [(1.5, False), (3.0, True), (0.4, True)])
 def test_a_block_far_from_the_sum_of_its_kernels_is_told(ratio, told):
     without = calibrated(kernels()).calibration
@@ -220,12 +211,6 @@ def test_nothing_to_calibrate_from():
         calibrate([seen("Barrier", 1.0)], CATALOG)
 
 
-def test_file_of_a_calibration_is_read_again(tmp_path):
-    made = calibrated(kernels()).calibration
-    write_calibration(made, tmp_path / "c.json")
-    assert made == read_calibration(tmp_path / "c.json")
-
-
 @pytest.mark.parametrize("damage", ["cut", "edited", "foreign", "newer"])
 def test_damaged_file_says_where_and_why(tmp_path, damage):
     path = tmp_path / "c.json"
@@ -253,12 +238,7 @@ def result_of(workload, time_s, *, ranks=1, simulated=False):
 
 
 def stored_journal(path, *results):
-    header = Header(session="s1", fingerprint="s4000-x", platform="s4000", started_at="2026-01-01T00:00:00+00:00")
-    writer = JournalWriter(path, header)
-    for result in results:
-        writer.result(result)
-    writer.close()
-    return str(path)
+    return str(written(path, *results))
 
 
 def test_observation_of_a_result_says_what_it_trains():
@@ -318,19 +298,3 @@ def test_command_holds_one_pair_in_a_file(tmp_path, capsys):
     journal = stored_journal(tmp_path / "j.jsonl", product, other)
     assert main(["calibrate", journal, "-o", str(tmp_path / "made.json")]) == 4
     assert "2 pairs of device and software" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "is not a file"),
-        ('{"header": {"schema": 99}}\n', "schema 99 is newer"),
-        ('{"header"', "no complete line|line 1"),
-    ],
-)
-def test_command_refuses_what_is_no_result(tmp_path, capsys, content, said):
-    path = tmp_path / "journal.jsonl"
-    if content is not None:
-        path.write_text(content)
-    assert main(["calibrate", str(path)]) == 4
-    assert re.search(said, capsys.readouterr().err)

@@ -8,39 +8,20 @@ from pathlib import Path
 import pytest
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Hardware
-from perfsuite.baselines.draft import NewRuns
-from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.cli import main as cli
+from test_correctness.helpers.stored_files import case, offer, run_of
 
-HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "Test CPU", "cores": 2})
 
-
-def run(session, days_old=0.0, median_s=0.01):
+def run(session, days_old=0.0):
     time = datetime.now(timezone.utc) - timedelta(days=days_old)
-    spread = (0.98, 0.99, 1.0, 1.01, 1.02)
-    return RunSummary(
-        session=session,
-        time=time.isoformat(timespec="seconds"),
-        quantiles_s=tuple(median_s * factor for factor in spread),
-        location=-4.6,
-        samples=30,
-        clean=30,
-    )
-
-
-def offer(folder, name, *runs, world_size=1):
-    case = CaseIdentity(node=f"t.py::{name}", world_size=world_size, backend="gloo", parameters={}, workload="t:W")
-    store.update(folder, HARDWARE, [NewRuns(case=case, runs=runs, verdict="pass")], mode="append")
-    return store.path_of(folder, HARDWARE)
+    return run_of(session, time=time.isoformat(timespec="seconds"), quantiles_s=(0.0098, 0.0099, 0.01, 0.0101, 0.0102))
 
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = offer(Path("baselines"), "old", run("a", days_old=90), run("b"))
-    offer(Path("baselines"), "new", run("b"))
-    return path
+    offer(Path("baselines"), run("a", days_old=90), run("b"), name="old")
+    return offer(Path("baselines"), run("b"), name="new").path
 
 
 def printed(capsys, *arguments, code=0):
@@ -52,11 +33,9 @@ def test_list_and_show(file, capsys):
     assert printed(capsys, "list") == f"{file}: 2 cases, 3 runs, newest today\n"
     shown = printed(capsys, "show", "--case", "old")
     assert "cpu_model: Test CPU" in shown
-    assert (
-        "t.py::old  2 runs of 2 sessions, newest today: 10 ms, runs within 0.0%; reference 10 ms (2 runs of 2 sess"
-        in shown
-    )
-    assert "t.py::new" not in shown
+    said = "2 runs of 2 sessions, newest today: 10 ms, runs within 0.0%; reference 10 ms (2 runs of 2 sess"
+    assert f"{case('old').node}  {said}" in shown
+    assert case("new").node not in shown
     assert json.loads(printed(capsys, "list", "--json"))[0]["cases"] == 2
 
 
@@ -82,31 +61,23 @@ def test_verify_names_a_damaged_file_and_leaves_it_alone(file, capsys):
 def test_merge_is_the_union(file, tmp_path, capsys):
     other = tmp_path / "other.json"
     shutil.copy(file, other)
-    offer(Path("baselines"), "third", run("c"))
+    offer(Path("baselines"), run("c"), name="third")
     assert printed(capsys, "merge", other, file) == f"{other}: 3 cases, 4 runs\n"
-    assert set(store.read(other).by_node) == {"t.py::old", "t.py::new", "t.py::third"}
+    assert set(store.read(other).by_node) == {case(name).node for name in ("old", "new", "third")}
 
 
 def test_prune_drops_what_was_named_and_nothing_in_a_dry_run(file, capsys):
-    offer(Path("baselines"), "aged", run("a", days_old=90))
+    offer(Path("baselines"), run("a", days_old=90), name="aged")
     before = file.read_bytes()
-    assert "would drop: t.py::aged: 1 of 1 run dropped" in printed(
+    assert f"would drop: {case('aged').node}: 1 of 1 run dropped" in printed(
         capsys, "prune", file, "--older-than", 60, "--dry-run"
     )
     assert file.read_bytes() == before
-    assert "t.py::aged: 1 of 1 run dropped" in printed(capsys, "prune", file, "--older-than", 60)
-    assert set(store.read(file).by_node) == {"t.py::old", "t.py::new"}, "what is left keeps its reference"
-    printed(capsys, "prune", file, "--case", "*::new")
-    assert set(store.read(file).by_node) == {"t.py::old"}
+    assert f"{case('aged').node}: 1 of 1 run dropped" in printed(capsys, "prune", file, "--older-than", 60)
+    assert set(store.read(file).by_node) == {case("old").node, case("new").node}, "what is left keeps its reference"
+    printed(capsys, "prune", file, "--case", "*::test_new*")
+    assert set(store.read(file).by_node) == {case("old").node}
     assert printed(capsys, "prune", file, "--superseded") == "nothing to drop\n"
-
-
-def test_a_folder_without_files_is_no_sound_one(tmp_path, capsys):
-    told = f"no baseline file in {tmp_path}; a run with --perf-update=append stores one\n"
-    assert cli.main(["baselines", "list", str(tmp_path)]) == 0
-    assert told == capsys.readouterr().out
-    assert cli.main(["baselines", "verify", str(tmp_path)]) == 4
-    assert f"perfsuite: error: {told}" == capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def test_an_unknown_report_is_one_line_with_what_was_meant(name, meant, capsys):
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["published"], ["published", "--cases"]], ids=" ".join)
-def test_it_imports_no_torch(arguments):
-    code = f"import sys; from perfsuite.cli.main import main; main({arguments}); sys.exit('torch' in sys.modules)"
+def test_it_imports_no_torch():
+    code = "import sys; from perfsuite.cli.main import main; main(['published', '--cases'])"
+    code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
@@ -144,7 +144,6 @@ def test_cases_are_a_table_to_read(capsys):
             ["002/common", "--cases"],
             "002/common has no row that is a run, so no case reproduces it; tables of report 002",
         ),
-        (["007", "--cases"], "no published report or table is called '007'; "),
     ],
 )
 def test_a_wrong_list_of_cases_is_one_line(arguments, message, capsys):

@@ -83,21 +83,6 @@ def test_an_old_baseline_is_not_used_and_a_stale_one_is_marked():
     assert usable_runs(fresh, NOW) == (fresh.runs, ())
 
 
-@pytest.mark.parametrize(
-    ("now", "then", "expected"),
-    [
-        ({"driver": "535.2"}, {"driver": "535.1"}, ("driver 535.2, stored 535.1",)),
-        ({"governor": "performance"}, {"governor": "powersave"}, ("governor performance, stored powersave",)),
-        ({"variables": {"OMP_NUM_THREADS": "1"}}, {}, ("variables.OMP_NUM_THREADS 1, stored absent",)),
-        ({"packages": {"pytest": "9.0"}}, {"packages": {"pytest": "8.0"}}, ()),
-        ({"hostname": "a"}, {"hostname": "b"}, ()),
-        ({"tcp": "bbr"}, {"tcp": "cubic"}, ("tcp bbr, stored cubic",)),
-    ],
-)
-def test_what_can_make_a_case_slower_is_told_from_what_cannot(now, then, expected):
-    assert causes(now, then) == expected
-
-
 def test_a_case_is_compared_with_the_reference_and_told_what_differs_from_the_nearest_of_its_environments():
     old, new = {"torch": "2.12"}, {"torch": "2.13"}
     runs = [run_of(f"s{index}", 30 - index, environment=new if index % 2 else old) for index in range(12)]
@@ -147,6 +132,11 @@ CPU = "EPYC; sockets: 1; threads per core: 2; cores used: 2"
         ({"cpu": f"{CPU}; CPU quota: unknown"}, {"cpu": CPU}, "", True),
         ({"cpu": f"{CPU}; CPU quota: 2 cores"}, {"cpu": f"{CPU}; CPU quota: 2 cores"}, "", False),
         ({"governor": "powersave"}, {"governor": "performance"}, "governor powersave, stored performance", True),
+        ({"driver": "535.2"}, {"driver": "535.1"}, "driver 535.2, stored 535.1", True),
+        ({"variables": {"OMP_NUM_THREADS": "1"}}, {}, "variables.OMP_NUM_THREADS 1, stored absent", True),
+        ({"packages": {"pytest": "9.0"}}, {"packages": {"pytest": "8.0"}}, "", True),
+        ({"hostname": "a"}, {"hostname": "b"}, "", True),
+        ({"tcp": "bbr"}, {"tcp": "cubic"}, "tcp bbr, stored cubic", True),
         ({"governor": "unknown"}, {"governor": "performance"}, "", True),
         (
             {"cores": {"which": "0-1", "physical": "1"}},
@@ -157,6 +147,6 @@ CPU = "EPYC; sockets: 1; threads per core: 2; cores used: 2"
         ({"cores": {"which": "4-5"}}, {"cores": {"which": "0-1"}}, "", True),
     ],
 )
-def test_a_cause_that_the_host_can_tell_is_named_by_itself(now, stored, named, said):
+def test_what_can_make_a_case_slower_is_told_from_what_cannot_and_a_quota_is_named_by_itself(now, stored, named, said):
     assert causes(now, stored) == ((named,) if named else ())
     assert bool(soft_differences(now, stored)) == said

@@ -119,20 +119,6 @@ def test_family_without_grouped_products_starts_experts_one_by_one():
     assert without.block_tensors == 10
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind"),
-    [
-        ((2, 61, 96), "width"),
-        ((122, 250), "words"),
-        ((2, 61, 168), "hidden"),
-        ((4, 61, 61), "pairs"),
-        ((96, 96), "weights"),
-    ],
-)
-def test_shape_says_what_a_tensor_grows_with(shape, kind):
-    assert kind == kind_of(shape, Sizes(tokens=61, words=250, hidden=(168,)))
-
-
 BESIDE_EXPERTS = Sizes(tokens=61, words=250, hidden=(168,), rows=244, width=96, experts=8, keys=24)
 
 

@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -232,16 +231,6 @@ def test_a_journal_that_somebody_changes_is_whole_elsewhere(meddle, at_the_end, 
     assert (list(journal.results), list(journal.failures)) == (["a"], ["b"])
 
 
-def test_a_journal_that_is_gone_with_no_other_place_counts_as_lost(tmp_path):
-    path = tmp_path / "disk" / "j.jsonl"
-    writer = JournalWriter(path, HEADER)
-    writer.result(result("a"))
-    remove(path)
-    writer.result(result("b"))
-    assert writer.problem.startswith(f"journal: 0 of 2 cases kept in {path}, 2 lost: another program removed")
-    writer.close()
-
-
 def test_a_limit_on_the_size_of_files_is_a_fault_like_others(tmp_path):
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = tmp_path / "x"
@@ -263,35 +252,6 @@ def test_a_limit_on_the_size_of_files_is_a_fault_like_others(tmp_path):
         f"journal: {kept} of 10 cases kept in {tmp_path}/j.jsonl, {10 - kept} lost: File too large"
     )
     assert (path.read_bytes(), sorted(os.listdir(tmp_path))) == (b"old", ["j.jsonl", "x"])
-
-
-def mounts(options, place):
-    done = subprocess.run(["mount", *options, str(place)], capture_output=True, check=False)
-    return done.returncode == 0
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
-def test_a_file_system_that_is_full_is_a_fault_like_others(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if not mounts(["-t", "tmpfs", "-o", "size=16k", "tmpfs"], disk):
-        pytest.skip("this container does not mount")
-    try:
-        other = tmp_path / "other" / "j.jsonl"
-        put(disk / "page.html", b"old")
-        writer = JournalWriter(disk / "j.jsonl", HEADER, lambda: iter([other]))
-        for number in range(20):
-            writer.result(result(f"case{number}"))
-        with pytest.raises(WriteFailed, match="No space left on device; the file is unchanged"):
-            put(disk / "page.html", b"n" * 20_000)
-        writer.close()
-        assert sorted(os.listdir(disk)) == ["j.jsonl", "page.html"]
-        assert (disk / "page.html").read_bytes() == b"old"
-        assert writer.problem == f"journal: 20 of 20 cases kept in {other}: {disk}/j.jsonl: No space left on device"
-        assert 0 < len(read_journal(disk / "j.jsonl").results) < 20
-        assert len(read_journal(other).results) == 20
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 WRITES = {"write_text", "write_bytes", "replace", "rename", "mkstemp", "NamedTemporaryFile"}
@@ -342,3 +302,26 @@ def test_a_name_that_is_too_long_is_one_line():
             write(path, b"")
     with pytest.raises(ConfigurationError, match=r"^--o: .* cannot be written: File name too long; name another file"):
         require_writable(path, "--o")
+
+
+def test_a_pipe_is_written_to_as_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, "text")
+        assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_place_is_refused_by_the_option_that_named_it(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"^--out: .*x\.md cannot be written: No such file or directory"):
+        write_file(tmp_path / "none" / "x.md", "text", option="--out")
+    with pytest.raises(ConfigurationError, match=r"^--html: .* is a folder; name a file in it"):
+        require_writable(tmp_path, "--html")
+    with pytest.raises(ConfigurationError, match=r"^--html: .*cannot be written: No such file or directory"):
+        require_writable(tmp_path / "none" / "x.html", "--html")
+    require_writable(tmp_path / "made" / "x.html", "--html", with_folder=True)
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["made"]

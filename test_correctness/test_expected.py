@@ -1,5 +1,7 @@
 """What ``xfail`` and ``pytest.raises`` see of a case that fails: the exception that its ranks raised."""
 
+import re
+
 import pytest
 
 from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult, also
@@ -90,13 +92,11 @@ def test_classes_that_do_not_go_together_leave_the_failure():
     assert also(RanksFailed, Demanding) is RanksFailed
 
 
+IMPORTS = "import pytest\nfrom perfsuite import WrongResult, PerfsuiteError\n"
 TEST = """
-import pytest
-from perfsuite import WrongResult, PerfsuiteError
-
 @pytest.mark.xfail({mark})
-def test_it(perf):
-    perf(step)
+def test_{number}(perf):
+    perf(step, fault={fault!r})
 """
 FAILS = {
     "zero": raised(rank(0, ZERO), rank(1, ZERO)),
@@ -136,18 +136,21 @@ MARKS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "mark", "outcome"), MARKS)
-def test_xfail_sees_what_the_ranks_raised(pytester, monkeypatch, fault, mark, outcome):
+def test_xfail_sees_what_the_ranks_raised(pytester, monkeypatch):
     def script(job):
-        if FAILS[fault] is not None:
-            raise FAILS[fault]
+        error = FAILS[job.workload.parameters()["fault"]]
+        if error is not None:
+            raise error
         return measurement(job)
 
-    if "RaisesExc" in mark and not hasattr(pytest, "RaisesExc"):
-        pytest.skip("pytest has it from 8.4 on")
-    found = repository(pytester, monkeypatch, TEST.format(mark=mark), script).run()
-    assert found.parseoutcomes() == {outcome: 1}
-    assert found.ret == (outcome == "failed")
+    # pytest has RaisesExc from 8.4 on
+    marks = [each for each in MARKS if hasattr(pytest, "RaisesExc") or "RaisesExc" not in each[1]]
+    tests = [TEST.format(number=number, mark=mark, fault=fault) for number, (fault, mark, _) in enumerate(marks)]
+    found = repository(pytester, monkeypatch, IMPORTS + "".join(tests), script).run("-v")
+    said = re.findall(r"::test_(\d+)\S* (XFAIL|FAILED|SKIPPED|XPASS)", found.stdout.str().partition("= FAILURES")[0])
+    words = {"XFAIL": "xfailed", "FAILED": "failed", "SKIPPED": "skipped", "XPASS": "xpassed"}
+    told = {int(number): words[word] for number, word in said}
+    assert [(*each[:2], told.get(number)) for number, each in enumerate(marks)] == marks
 
 
 RAISES = """

@@ -13,11 +13,11 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli import main as cli
 from perfsuite.published.lookup import shipped
 from perfsuite.published.recipes import find
-from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric
-from perfsuite.record.run import NOT_QUIET, Header, Projected, Revision, RunEnd
+from perfsuite.record.run import NOT_QUIET, Projected, Revision, RunEnd
 from perfsuite.reports.fill import filled
 from test_correctness.helpers.report_runs import MEMORY, run, trained
+from test_correctness.test_tables_command import journal as written
 
 GIB = 2**30
 TABLES = {f"{report.report}/{table.id}": table for report in shipped() for table in report.tables}
@@ -236,11 +236,7 @@ def test_odd_lines_take_no_time_and_stay(odd):
 @pytest.fixture
 def journal(tmp_path):
     """The journal of a measured llama2-7b."""
-    header = Header(session="s", fingerprint="s4000-test", platform="s4000", started_at="2026-01-01T00:00:00")
-    writer = JournalWriter(tmp_path / "j.jsonl", header)
-    writer.result(ran(LLAMA))
-    writer.close()
-    return tmp_path / "j.jsonl"
+    return written(tmp_path / "j.jsonl", ran(LLAMA))
 
 
 def told(capsys, *arguments, code=0):

@@ -89,9 +89,7 @@ def test_a_mig_slice_has_a_key_of_its_own(tmp_path):
     ("files", "quota"),
     [
         ({"sys/fs/cgroup/cpu.max": "250000 100000\n"}, "2.5"),
-        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, "none"),
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, "2"),
-        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, "none"),
         ({}, "none"),
     ],
 )

@@ -5,10 +5,9 @@ import re
 
 import pytest
 
-from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
 from perfsuite.fleet.lines import own_rows
-from perfsuite.fleet.nodes import read_groups, read_names, read_nodes
+from perfsuite.fleet.nodes import read_nodes
 from perfsuite.fleet.standing import judge_fleet
 from perfsuite.platforms.catalog import tomllib
 from perfsuite.record.journal import read_journal
@@ -35,26 +34,15 @@ def test_equal_nodes_pass(tmp_path, capsys):
     assert 16 == len(told["nodes"])
 
 
-def test_a_slow_device_is_named_by_node_and_uuid_and_nobody_else(tmp_path, capsys):
-    fleet(tmp_path, wrong={3: slower(MATMUL, 0.15, 5)})
+def test_a_slow_device_a_slow_node_and_a_slow_collective_are_named_and_nobody_else(tmp_path, capsys):
+    fleet(tmp_path, wrong={3: slower(MATMUL, 0.15, 5), 6: slower(MATMUL, 0.15), 9: slower(ALL_REDUCE, 0.15)})
     code, told = answer(capsys, tmp_path)
-    assert (1, {"gpu03": "slow"}) == (code, standings(told))
+    assert (1, dict.fromkeys(("gpu03", "gpu06", "gpu09"), "slow")) == (code, standings(told))
     (found,) = told["nodes"]["gpu03"]["slow"]
     assert (case_of(MATMUL), "cuda:5", "GPU-gpu03-5") == (found["case"], found["device"], found["uuid"])
     assert found["slower"] == pytest.approx(0.15, abs=0.04)
-
-
-def test_a_node_slow_as_a_whole_is_one_finding(tmp_path, capsys):
-    fleet(tmp_path, wrong={3: slower(MATMUL, 0.15)})
-    _, told = answer(capsys, tmp_path)
-    assert [""] == [found["device"] for found in told["nodes"]["gpu03"]["slow"]]
-
-
-def test_a_collective_is_one_of_the_node(tmp_path, capsys):
-    fleet(tmp_path, wrong={3: slower(ALL_REDUCE, 0.15)})
-    _, told = answer(capsys, tmp_path)
-    assert {"gpu03": "slow"} == standings(told)
-    assert ["look"] == [entry["verdict"] for entry in told["nodes"]["gpu03"]["look"]]
+    assert [""] == [found["device"] for found in told["nodes"]["gpu06"]["slow"]]
+    assert ["look"] == [entry["verdict"] for entry in told["nodes"]["gpu09"]["look"]]
 
 
 def test_of_few_nodes_none_is_called_slow_as_a_whole(tmp_path, capsys):
@@ -153,16 +141,12 @@ def test_nodes_without_a_journal_or_with_a_broken_one_are_absent(tmp_path, capsy
     assert "gpu01\ngpu07\ngpu09\n" == bad.read_text()
 
 
-def test_a_number_of_nodes_counts_those_that_are_missing(tmp_path, capsys):
+def test_a_number_of_nodes_counts_those_that_are_missing_and_a_node_that_is_not_expected_is_told(tmp_path, capsys):
     fleet(tmp_path, 4)
     assert 1 == main(["fleet", str(tmp_path), "--nodes", "6"])
     said = capsys.readouterr().out
     assert "4 of 6 nodes, NVIDIA H200, 139.8 GiB; absent: 2 nodes without a journal" in said
     assert "FAIL: 2 absent" in said
-
-
-def test_a_node_that_is_not_expected_is_told(tmp_path, capsys):
-    fleet(tmp_path, 4)
     names = tmp_path / "nodes.txt"
     names.write_text("gpu00\ngpu01\ngpu02\n")
     _, told = answer(capsys, tmp_path, "--nodes", names)
@@ -239,6 +223,8 @@ def test_bad_input_gives_one_line(tmp_path, capsys):
     assert "is given twice; give every journal once" in refused(capsys, journal, journal)
     assert "racks.csv lacks gpu02, gpu03; add a line node,group" in refused(capsys, tmp_path, "--group", lacking)
     assert "line 1: 'gpu00;a' is not node,group" in refused(capsys, tmp_path, "--group", wrong)
+    wrong.write_text("# racks\n\ngpu00,a\ngpu00,b\n")
+    assert "line 4: gpu00 is in two groups" in refused(capsys, tmp_path, "--group", wrong)
     assert "has gpu00 twice" in refused(capsys, tmp_path, "--nodes", twice)
     assert "cannot be read" in refused(capsys, tmp_path, "--nodes", tmp_path / "none")
 
@@ -250,14 +236,6 @@ def test_journals_of_another_suite_or_scale_are_refused(tmp_path, capsys):
     said = refused(capsys, tmp_path)
     assert "gpu09.jsonl shares none of the 4 cases of most nodes" in said
     assert "journals of different suites or scales are mixed" in said
-
-
-def test_a_node_in_two_groups_is_refused(tmp_path):
-    racks = tmp_path / "racks.csv"
-    racks.write_text("# racks\n\ngpu00,a\ngpu00,b\n")
-    with pytest.raises(ConfigurationError, match="line 4: gpu00 is in two groups"):
-        read_groups(racks, ["gpu00"])
-    assert 12 == read_names("12")
 
 
 # -- own expectations --------------------------------------------------------------------------------------------
@@ -311,16 +289,15 @@ def test_two_cases_of_one_key_are_one_own_expectation(tmp_path):
     assert len(tomllib.loads("\n".join(lines))["expectation"]) == len(found.quantities)
 
 
-def test_no_expectations_are_made_of_a_fleet_that_is_slow_as_a_whole(tmp_path, capsys):
+def test_no_expectations_are_made_of_a_fleet_that_is_slow_as_a_whole_or_of_three_nodes(tmp_path, capsys):
     fleet(tmp_path, 8, **slower(ALL_REDUCE, 0.5))
     said = refused(capsys, tmp_path, "--write-expectations", tmp_path / "own.toml")
     assert "8 of 8 nodes are below a known figure" in said
+    few = tmp_path / "few"
+    few.mkdir()
+    fleet(few, 3)
+    assert "it takes 4 to know their spread" in refused(capsys, few, "--write-expectations", tmp_path / "own.toml")
     assert not (tmp_path / "own.toml").exists()
-
-
-def test_no_expectations_are_made_of_three_nodes(tmp_path, capsys):
-    fleet(tmp_path, 3)
-    assert "it takes 4 to know their spread" in refused(capsys, tmp_path, "--write-expectations", tmp_path / "own.toml")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""What the gate asks for and says of one case; every number here is chosen, nothing is measured."""
+"""What the gate asks for and says of one case, of its time and of other quantities; every number here is chosen."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -11,7 +12,18 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.gate.gate import Gate
 from perfsuite.record.describe import describe
 from perfsuite.record.verdict import GateSettings
-from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
+from test_correctness.helpers.gate_runs import (
+    METRICS,
+    WOBBLE,
+    case_of,
+    gated,
+    jitter,
+    judged,
+    node_of,
+    run_of,
+    settle,
+    stored_runs,
+)
 
 WITH_BASE = GateSettings(can_run_base=True)
 
@@ -46,36 +58,10 @@ def test_a_slow_case_is_confirmed_by_pairs_that_alternate():
     assert low < 0.10 < high
 
 
-def test_a_case_that_the_base_cannot_run_is_judged_without_it():
-    gate = Gate([gated()], WITH_BASE)
-    gate.add(node_of(), run_of(0.1))
-    for request in gate.next_requests():
-        gate.add(request.case, run_of(0.1))
-    assert {request.kind for request in gate.next_requests()} == {"ab_pair"}
-    gate.without_base(node_of(), "the base has no such case")
-    assert settle(gate, lambda name, number: run_of(0.1)) == []
-    verdict = gate.verdict(node_of())
-    assert (verdict.name, verdict.decisive.confirmed) == ("regressed", False)
-    assert "unconfirmed: the base has no such case" in verdict.flags
-
-
 def test_a_faster_case_is_improved_and_never_fails():
     verdict, done = judged(-0.10)
     assert (verdict.name, len(done), verdict.fails) == ("improved", 4, False)
     assert "unconfirmed: no A/B was run" in verdict.flags
-
-
-def test_a_change_within_the_tolerance_passes():
-    verdict, done = judged(0.02)
-    assert len(done) >= 4  # it looked suspicious
-    assert verdict.name == "pass"
-
-
-def test_one_disturbed_run_carries_no_verdict():
-    gate = Gate([gated()], GateSettings())
-    gate.add(node_of(), run_of(0.5))
-    settle(gate, lambda name, number: run_of(0.4 if number == 2 else jitter(number)))
-    assert gate.verdict(node_of()).name == "pass"
 
 
 def test_noise_that_forbids_a_verdict_is_said_and_costs_few_runs():
@@ -85,13 +71,6 @@ def test_noise_that_forbids_a_verdict_is_said_and_costs_few_runs():
     assert len(done) <= 3
     assert any("not gateable at 3 %" in flag for flag in verdict.flags)
     assert verdict.decisive.mde > 0.3
-
-
-def test_no_pass_where_a_large_slowdown_could_hide():
-    wild = stored_runs((0.0, 0.3, -0.2, 0.25, -0.25, 0.2, -0.3, 0.1))
-    for change in (-0.3, -0.1, 0.0):
-        verdict, _ = judged(change, given=gated(stored=wild))
-        assert verdict.name != "pass"
 
 
 @pytest.mark.parametrize(
@@ -178,40 +157,21 @@ def test_a_disturbed_device_or_a_shared_core_makes_a_run_unstable(changes):
     assert changes.get("disturbance", "too few clean samples") in verdict.reasons[0]
 
 
-def test_stored_runs_of_a_device_that_is_always_held_down_are_named():
-    held = stored_runs(disturbance="device 0 was throttled (thermal) in 5 of 5 looks while it was timed")
-    verdict, _ = judged(0.0, given=gated(stored=held))
-    assert verdict.name == "learning"
-    assert "; 8 stored runs disturbed: device 0 was throttled (thermal)" in verdict.reasons[-1]
+NEVER_CLEAN = {"clean": 0, "location": None}
 
 
-def test_unknown_telemetry_is_compared_and_said():
-    verdict, _ = judged(0.0, disturbance="unknown")
-    assert verdict.name == "pass"
-    assert "telemetry unknown: throttling would not be seen" in verdict.flags
-
-
-def test_cases_that_never_have_clean_samples_are_compared_by_all():
-    shared = {"clean": 0, "location": None}
-    verdict, _ = judged(0.1, given=gated(stored=stored_runs(**shared)), **shared)
+@pytest.mark.parametrize(
+    ("stored", "now", "flag"),
+    [
+        ({}, {"disturbance": "unknown"}, "telemetry unknown: throttling would not be seen"),
+        (NEVER_CLEAN, NEVER_CLEAN, "no clean samples: all samples are compared"),
+        ({}, {"process": "reused"}, "processes were reused; stored runs had fresh ones"),
+    ],
+)
+def test_runs_that_are_compared_all_the_same_are_told(stored, now, flag):
+    verdict, _ = judged(0.1, given=gated(stored=stored_runs(**stored)), **now)
     assert verdict.name == "regressed"
-    assert "no clean samples: all samples are compared" in verdict.flags
-
-
-def test_reused_processes_are_said():
-    verdict, _ = judged(0.0, process="reused")
-    assert "processes were reused; stored runs had fresh ones" in verdict.flags
-
-
-def test_a_case_that_cannot_be_run_again_stays_inconclusive_with_the_reason():
-    gate = Gate([gated()])
-    gate.add(node_of(), run_of(0.1))
-    assert gate.next_requests()
-    gate.withdraw(node_of(), "rank 1 was killed")
-    assert gate.next_requests() == []
-    verdict = gate.verdict(node_of())
-    assert verdict.name == "inconclusive"
-    assert verdict.reasons[-1] == "rank 1 was killed"
+    assert flag in verdict.flags
 
 
 def test_a_baseline_of_one_session_is_said_and_trusted_less():
@@ -251,3 +211,123 @@ def test_any_runs_end_in_a_verdict(changes, base):
 def test_settings_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         GateSettings(**changes)
+
+
+def test_a_case_may_have_its_own_tolerance():
+    assert judged(0.10, given=gated(tolerance=0.2))[0].name == "pass"
+    assert judged(0.04, given=gated(tolerance=0.2))[0].decisive.tolerance == 0.2
+    assert judged(0.10, given=gated(tolerance=0.01))[0].name == "regressed"
+
+
+def test_below_ten_microseconds_the_tolerance_is_absolute():
+    given_case = gated(stored=stored_runs(middle_s=1e-6))
+    verdict, _ = judged(0.10, given=given_case, middle_s=1e-6)
+    assert verdict.decisive.tolerance == pytest.approx(0.30, rel=0.02)  # 0.3 us of 1 us
+    assert verdict.name == "pass"
+
+
+def with_metrics(given_values, new_values, tolerances=None, change=0.0):
+    """Verdict of a case with these metrics; ``given_values`` are those of the stored runs."""
+    stored = tuple(
+        dataclasses.replace(run, metrics={name: value(run) for name, value in given_values.items()})
+        for run in stored_runs()
+    )
+    case = case_of(metrics={name: METRICS[name] for name in given_values})
+    gate = Gate([dataclasses.replace(gated(stored=stored, metric_tolerances=tolerances or {}), case=case)])
+
+    def new(name, number):
+        run = run_of(change + jitter(number), number=number)
+        return dataclasses.replace(run, metrics={name: value(run) for name, value in new_values.items()})
+
+    gate.add(node_of(), new("a", 0))
+    settle(gate, new)
+    return gate.verdict(node_of())
+
+
+def constant(value):
+    return lambda run: value
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "expected"),
+    [
+        ("peak_memory_gib", 10.0, 10.09, "pass"),
+        ("peak_memory_gib", 10.0, 10.11, "regressed"),
+        ("peak_memory_gib", 10.0, 9.5, "improved"),
+        ("bubble_ratio", 0.27, 0.279, "pass"),
+        ("bubble_ratio", 0.27, 0.281, "regressed"),
+        ("bubble_ratio", 0.0, 0.005, "pass"),
+        ("bubble_ratio", 0.27, 0.25, "improved"),
+        ("sent_bytes", 1_000_000.0, 1_000_000.0, "pass"),
+        ("sent_bytes", 1_000_000.0, 1_000_100.0, "regressed"),
+        ("sent_bytes", 1_000_000.0, 900_000.0, "improved"),
+        ("work_flops", 1e12, 1e12, "pass"),
+        ("work_flops", 1e12, 0.9e12, "regressed"),  # no direction is better: any change is one
+    ],
+)
+def test_exact_quantities_follow_their_own_rules(name, before, after, expected):
+    verdict = with_metrics({name: constant(before)}, {name: constant(after)})
+    assert verdict.name == expected
+    found = next(each for each in verdict.findings if each.quantity == name)
+    assert (found.exact, found.name) == (True, expected)
+    if expected == "regressed":
+        assert found.confirmed
+        assert name in verdict.reasons[0]
+
+
+def test_memory_is_judged_while_the_time_is_still_learning():
+    stored = tuple(dataclasses.replace(run, metrics={"peak_memory_gib": 10.0}) for run in stored_runs(WOBBLE[:2]))
+    case = case_of(metrics={"peak_memory_gib": METRICS["peak_memory_gib"]})
+    gate = Gate([dataclasses.replace(gated(stored=stored), case=case)])
+    gate.add(node_of(), run_of(metrics={"peak_memory_gib": 12.0}))
+    assert gate.verdict(node_of()).name == "regressed"
+
+
+@pytest.mark.parametrize(("after", "expected"), [(0.281, "inconclusive"), (0.29, "inconclusive"), (0.31, "regressed")])
+def test_a_measured_bubble_has_to_leave_the_stored_ones_by_their_own_scatter(after, expected):
+    values = iter((0.27, 0.275, 0.268, 0.272, 0.28, 0.265, 0.27, 0.271))
+    verdict = with_metrics({"bubble_ratio": lambda run: next(values)}, {"bubble_ratio": constant(after)})
+    assert verdict.name == expected
+    assert any("scatters" in flag for flag in verdict.flags) == (expected == "inconclusive")
+
+
+def test_a_metric_that_is_the_time_under_another_name_sets_the_tolerance_of_the_time():
+    values = {"busbw_gb_per_s": lambda run: 1.0 / run.median_s}
+    assert with_metrics(values, values, change=0.10).name == "regressed"
+    loose = with_metrics(values, values, {"busbw_gb_per_s": 0.2}, change=0.10)
+    assert loose.name == "pass"
+    assert [finding.quantity for finding in loose.findings] == ["time"]
+
+
+def test_a_metric_with_a_tolerance_of_its_own_is_judged_in_its_direction():
+    score = {"own_score": lambda run: 100.0 * (1 + math.sin(run.location * 1e5) / 500)}
+    for after, expected in ((80.0, "regressed"), (130.0, "improved"), (100.0, "pass")):
+        verdict = with_metrics(score, {"own_score": constant(after)}, {"own_score": 0.05})
+        found = {finding.quantity: finding.name for finding in verdict.findings}
+        assert found == {"time": "pass", "own_score": expected}
+        assert verdict.name == expected
+
+
+@pytest.mark.parametrize(
+    ("tolerances", "flag"),
+    [
+        ({"latency_p99_us": 0.1}, "tolerance for latency_p99_us unused: it is observed only"),
+        ({"nothing": 0.1}, "tolerance for nothing unused: the case has latency_p99_us"),
+    ],
+)
+def test_a_tolerance_that_cannot_be_used_is_said(tolerances, flag):
+    values = {"latency_p99_us": constant(5.0)}
+    assert flag in with_metrics(values, values, tolerances).flags
+
+
+def test_a_quantity_that_stays_stable_asks_no_further_runs_for_one_that_does_not():
+    stored = tuple(dataclasses.replace(run, metrics={"own_score": 100.0 + run.median_s}) for run in stored_runs())
+    case = case_of(metrics={"own_score": METRICS["own_score"]})
+    gate = Gate([dataclasses.replace(gated(stored=stored, metric_tolerances={"own_score": 0.05}), case=case)])
+
+    def spoilt(name, number):
+        return run_of(clean=3, metrics={"own_score": 100.0})
+
+    gate.add(node_of(), spoilt("a", 0))
+    assert len(settle(gate, spoilt)) <= 4
+    assert gate.verdict(node_of()).name == "unstable-host"

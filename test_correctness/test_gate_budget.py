@@ -17,9 +17,8 @@ from perfsuite.run import settling
 from perfsuite.run.arms import Arm, ArmFailed
 from perfsuite.run.settling import Base, GateClock, Settling, rounds
 from test_correctness.helpers.gate_runs import case_of, jitter, node_of, run_of, stored_runs
-from test_correctness.helpers.gated_repository import ScriptedArms, commit_all, kept, machine, repo, stored
+from test_correctness.helpers.gated_repository import ScriptedArms, commit_all
 
-__all__ = ["kept", "machine", "repo", "stored"]  # fixtures
 COSTS = Costs(start_s=8.0, usual_run_s=1.0)
 ENDED = "the gate's budget of 100 s ended"
 NAMES = "abcdefghi"

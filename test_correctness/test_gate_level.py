@@ -8,7 +8,17 @@ import pytest
 from perfsuite.gate.gate import Gate
 from perfsuite.record.describe import describe
 from perfsuite.record.verdict import GateSettings
-from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
+from test_correctness.helpers.gate_runs import (
+    WOBBLE,
+    gated,
+    jitter,
+    judged,
+    node_of,
+    run_of,
+    settle,
+    settled_suite,
+    stored_runs,
+)
 
 WITH_BASE = GateSettings(can_run_base=True, base_commit="b" * 40)
 STORED = "a" * 40
@@ -35,17 +45,6 @@ def test_code_that_drifted_before_the_base_fails_and_the_stored_commit_shows_it(
         "next: perfsuite ab --a aaaaaaaaaa",
     ):
         assert text in said
-
-
-def test_pairs_with_the_stored_commit_are_asked_for_until_they_are_as_sure_as_the_verdict_has_to_be():
-    def new(name, number):
-        return run_of(0.05 + 0.045 * (-1) ** number, number=number)
-
-    gate = Gate([gated(stored=stored_runs(tuple(8 * step for step in WOBBLE), commit=STORED))], WITH_BASE)
-    gate.add(node_of(), run_of(0.05))
-    done = settle(gate, new, base=new, anchor=lambda name, number: run_of(0.0, number=number))
-    assert sum(request.kind == "anchor_pair" for request in done) == 24
-    assert gate.verdict(node_of()).name == "drifted"
 
 
 def one_of_a_suite(noisier, away):
@@ -122,39 +121,10 @@ def test_slow_code_is_a_regression_in_any_environment():
     assert verdict.name == "regressed"
 
 
-@pytest.mark.parametrize("settings", [WITH_BASE, GateSettings()])
-@pytest.mark.parametrize(("moved", "name"), [(0.10, "unstable-host"), (0.02, "failing")])
-def test_a_yardstick_that_moved_as_much_puts_it_down_to_the_host(settings, moved, name):
-    timed = {"yardstick": math.log(0.001)}
-    given_case = gated(stored=stored_runs(commit=STORED, **timed))
-    now = {"yardstick": math.log(0.001 * (1 + moved))}
-    verdict, _ = judged(0.10, settings=settings, base=0.10, anchor=0.10, given=given_case, **now)
-    assert verdict.fails == (name == "failing")
-    if name != "failing":
-        assert verdict.name == name
-        assert "the host has drifted" in verdict.reasons[0]
-
-
 def test_a_yardstick_is_no_control_where_the_environment_changed():
     given_case = gated(stored=stored_runs(commit=STORED, yardstick=math.log(0.001)), environment_changes=TORCH)
     verdict, _ = judged(0.10, given=given_case, yardstick=math.log(0.0011))
     assert verdict.name == "environment"
-
-
-def test_a_stored_commit_that_cannot_run_is_said():
-    gate = Gate([anchored()], WITH_BASE)
-    gate.add(node_of(), run_of(0.10))
-    while (requests := gate.next_requests()) and requests[0].kind != "anchor_pair":
-        for request in requests:
-            if request.kind == "run":
-                gate.add(request.case, run_of(0.10))
-            else:
-                gate.add_pair(request.case, base=run_of(0.10), new=run_of(0.10))
-    gate.without_anchor(node_of(), "this clone does not have it")
-    assert gate.next_requests() == []
-    verdict = gate.verdict(node_of())
-    assert (verdict.name, verdict.fails) == ("drifted", True)
-    assert "the stored commit was not run: this clone does not have it" in verdict.reasons[0]
 
 
 def test_a_base_that_is_the_stored_commit_needs_no_third_arm():
@@ -184,34 +154,19 @@ def test_the_stored_commits_between_which_a_drift_grew_are_named():
 
 def suite(count, slower, *, settings=None, environment=(), base=0.0, anchor=0.0, spread=0.0):
     """The gate after a session of ``count`` cases that are all slower; ``spread`` is how stored sessions differ."""
-    names = [f"n{index}" for index in range(count)]
     drift = [spread * step for step in (1, -1, 0.5, -0.5, 1, -1, 0, 0)]
-    gate = Gate(
-        [
-            gated(
-                name,
-                stored=stored_runs(
-                    [own + moved for own, moved in zip(WOBBLE[index % 8 :] + WOBBLE[: index % 8], drift, strict=True)],
-                    commit=STORED,
-                ),
-                environment_changes=environment,
-            )
-            for index, name in enumerate(names)
-        ],
-        settings,
-    )
-    for number, name in enumerate(names):
-        gate.add(node_of(name), run_of(slower + jitter(5 * number)))
-    settle(
-        gate,
-        lambda name, number: run_of(slower + jitter(number), number=number),
-        base=lambda name, number: run_of(base + jitter(number + 3), number=number),
-        anchor=lambda name, number: run_of(anchor + jitter(number + 5), number=number),
-    )
-    return gate
+
+    def stored(own):
+        return stored_runs([step + moved for step, moved in zip(own, drift, strict=True)], commit=STORED)
+
+    def by(change, away):
+        return lambda name, number: run_of(change + jitter(number + away), number=number)
+
+    arms = {"base": by(base, 3), "anchor": by(anchor, 5)}
+    return settled_suite(count, stored, by(slower, 0), settings=settings, environment_changes=environment, **arms)[0]
 
 
-@pytest.mark.parametrize("count", [2, 3, 19, 20, 24, 60])
+@pytest.mark.parametrize("count", [2, 19, 20, 60])
 @pytest.mark.parametrize("slower", [0.5, 4.0])
 def test_a_suite_that_is_slower_fails_at_any_size(count, slower):
     found = suite(count, slower).suite()
@@ -256,22 +211,14 @@ def test_slow_code_that_a_host_hides_which_is_faster_today_is_told_by_the_arms(b
 
 
 def test_yardsticks_are_no_control_of_a_suite_whose_environment_changed():
+    def stored(own):
+        return stored_runs(commit=STORED, yardstick=math.log(0.001))
+
+    def new(name, number):
+        return run_of(0.10 + jitter(number), number=number, yardstick=math.log(0.0011))
+
     for environment, name in (((), "unstable-host"), (TORCH, "environment")):
-        stored = stored_runs(commit=STORED, yardstick=math.log(0.001))
-        names = [f"n{index}" for index in range(5)]
-        gate = Gate([gated(name, stored=stored, environment_changes=environment) for name in names])
-        for number, node in enumerate(map(node_of, names)):
-            gate.add(node, run_of(0.10 + jitter(5 * number), yardstick=math.log(0.0011)))
-        settle(gate, lambda name, number: run_of(0.10 + jitter(number), number=number, yardstick=math.log(0.0011)))
-        assert gate.suite().name == name
-
-
-def test_half_of_the_cases_are_not_the_suite():
-    gate = Gate([gated("a"), gated("b")])
-    gate.add(node_of("a"), run_of(0.5))
-    gate.add(node_of("b"), run_of(0.0))
-    settle(gate, lambda name, number: run_of(0.5 if name == "a" else 0.0, number=number))
-    assert gate.suite() is None
+        assert settled_suite(5, stored, new, environment_changes=environment)[0].suite().name == name
 
 
 def test_a_suite_whose_base_cannot_run_asks_no_more_of_it():

@@ -21,6 +21,7 @@ from test_correctness.helpers.gate_runs import (
     node_of,
     run_of,
     settle,
+    settled_suite,
     stored_runs,
 )
 
@@ -152,17 +153,13 @@ def test_a_metric_that_is_the_mean_under_another_name_sets_its_tolerance():
 
 
 def suite_with_tails(mean, *, settings, base_mean=0.0):
-    names = [f"n{index}" for index in range(24)]
-    rotated = [WOBBLE[index % 8 :] + WOBBLE[: index % 8] for index in range(len(names))]
-    stored = [tuple(sampled(change, session=f"s{i}") for i, change in enumerate(own)) for own in rotated]
-    gate = Gate([gated(name, stored=runs) for name, runs in zip(names, stored, strict=True)], settings)
-    for number, name in enumerate(names):
-        gate.add(node_of(name), sampled(jitter(5 * number), mean=mean))
-    done = settle(
-        gate,
-        lambda name, number: sampled(jitter(5 * number), mean=mean),
-        base=lambda name, number: sampled(jitter(number), mean=base_mean),
-    )
+    def by(mean):
+        return lambda name, number: sampled(jitter(5 * number), mean=mean)
+
+    def stored(own):
+        return tuple(sampled(change, session=f"s{index}") for index, change in enumerate(own))
+
+    gate, done = settled_suite(24, stored, by(mean), settings=settings, base=by(base_mean))
     return gate.verdicts().values(), done
 
 
@@ -251,14 +248,6 @@ def test_where_the_yardstick_is_slow_too_or_missing_the_apparent_change_is_named
     verdict, _ = asked(spoilt(yardstick), given=gated(stored=stored_runs(**YARD)))
     assert (verdict.name, verdict.decisive.quantity) == ("unstable-host", "time")
     assert "all samples +100 %" in verdict.reasons[0]
-
-
-def test_runs_that_telemetry_saw_disturbed_accuse_nobody():
-    verdict, _ = asked(
-        lambda change: run_of(1.0, disturbance="device 0 is throttled (thermal)", **YARD),
-        given=gated(stored=stored_runs(**YARD)),
-    )
-    assert verdict.name == "unstable-host"
 
 
 # -- a CPU quota ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from perfsuite.gate.gate import Gate
 from perfsuite.record.verdict import GateSettings
-from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, node_of, run_of, settle, stored_runs
+from test_correctness.helpers.gate_runs import (
+    WOBBLE,
+    gated,
+    jitter,
+    node_of,
+    run_of,
+    settle,
+    settled_suite,
+    stored_runs,
+)
 
 WITH_BASE = GateSettings(can_run_base=True)
 NAMES = [f"n{index}" for index in range(30)]
@@ -16,18 +25,19 @@ NAMES = [f"n{index}" for index in range(30)]
 
 def suite(change_of, *, settings=None, base_change=0.0, yardstick=None):
     """Verdicts of a suite of 30 cases; ``change_of`` is name -> slowdown, ``yardstick`` that of the host's kernel."""
-    timed = {} if yardstick is None else {"yardstick": math.log(0.001)}
-    rotated = [WOBBLE[index % 8 :] + WOBBLE[: index % 8] for index in range(len(NAMES))]  # cases move independently
-    given_cases = [gated(name, stored=stored_runs(own, **timed)) for name, own in zip(NAMES, rotated, strict=True)]
-    gate = Gate(given_cases, settings or GateSettings())
+
+    def timed(longer):
+        return {} if yardstick is None else {"yardstick": math.log(0.001 * (1 + longer))}
 
     def new(name, number):
-        own = {} if yardstick is None else {"yardstick": math.log(0.001 * (1 + yardstick))}
-        return run_of(change_of(name) + jitter(5 * number), number=number, **own)
+        return run_of(change_of(name) + jitter(5 * number), number=number, **timed(yardstick))
 
-    for number, name in enumerate(NAMES):
-        gate.add(node_of(name), new(name, number))
-    done = settle(gate, new, base=lambda name, number: run_of(base_change + jitter(number), number=number))
+    def base(name, number):
+        return run_of(base_change + jitter(number), number=number)
+
+    gate, done = settled_suite(
+        len(NAMES), lambda own: stored_runs(own, **timed(0.0)), new, settings=settings, base=base
+    )
     return gate, {verdict.case: verdict.name for verdict in gate.verdicts().values()}, done
 
 
@@ -63,27 +73,6 @@ def test_a_suite_that_is_slower_as_a_whole_does_not_pass_in_silence():
     assert gate.suite().name == "drifted"
     assert gate.suite().line.startswith("the suite is 8")
     assert "30 of 30 cases by more than 3 %" in gate.suite().line
-
-
-def test_a_yardstick_that_moved_along_puts_it_down_to_the_host():
-    gate, names, _ = suite(lambda name: 0.08, yardstick=0.08)
-    assert set(names.values()) == {"pass"}
-    assert gate.suite().name == "unstable-host"
-    assert "yardsticks moved by +8 %" in gate.suite().line
-    gate, names, _ = suite(lambda name: 0.08, yardstick=0.0)
-    assert set(names.values()) == {"inconclusive"}
-    assert gate.suite().name == "drifted"
-
-
-def test_an_a_b_of_a_few_cases_tells_slow_code_from_what_was_slow_before():
-    gate, before, done = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.08)
-    assert set(before.values()) == {"inconclusive"}
-    assert gate.suite().name == "drifted"
-    assert "unattributed" in gate.suite().line
-    assert len({request.case for request in done}) == 3
-    gate, code, _ = suite(lambda name: 0.08, settings=WITH_BASE, base_change=0.0)
-    assert set(code.values()) == {"regressed"}
-    assert gate.suite().name == "regressed"
 
 
 def test_the_shift_of_the_suite_is_taken_off_a_single_slow_case():
@@ -155,8 +144,3 @@ def test_a_lone_case_that_few_stored_sessions_leave_undecided_gets_a_way_out(ses
     if told:
         assert lines[0].startswith("1 case undecided: fewer than 8 cases cannot show the host's noise")
         assert "of 4 sessions of the machine (runs of one commit without an hour between" in lines[0]
-
-
-def test_many_cases_are_never_told_to_store_more_sessions():
-    gate, _, _ = suite(lambda name: 0.0)
-    assert gate.banner() == ()

@@ -41,17 +41,6 @@ def test_update_and_gate_say_that_no_stored_run_is_usable_and_why(pytester, monk
     gated.stderr.fnmatch_lines([f"*none of 1 case has 5 usable stored runs in *.json; {told}; stop the disturb*"])
 
 
-@pytest.mark.extended
-def test_undisturbed_runs_after_disturbed_ones_make_the_case_gateable(pytester, monkeypatch, disturbed):
-    there = repository(pytester, monkeypatch, TEST)
-    disturbed[0] = SHARED
-    for _ in range(3):  # more than a reference takes
-        assert 0 == there.run("--perf-update=append", "--perf-runs=5").ret
-    disturbed[0] = ""
-    assert 0 == there.run("--perf-update=append", "--perf-runs=5").ret
-    assert 0 == there.run("--perf-gate").ret
-
-
 def test_a_reference_takes_disturbed_runs_only_where_there_are_no_others():
     bad = [run_of(number=number, disturbance=SHARED) for number in range(20)]
     good = [run_of(number=number) for number in range(20, 25)]

@@ -3,11 +3,8 @@
 A scripted driver runs the cases, so that their times are known; test_gating_processes.py has real ranks.
 """
 
-import dataclasses
-import functools
 import shutil
 import subprocess
-import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +15,6 @@ from benchmarks.gate_aa import aa_lines, read_and_judge
 from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import verdict_reports
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
-from test_correctness.helpers.scripted_driver import measurement
 
 EXAMPLE = Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json"
 
@@ -45,7 +41,7 @@ def test_nothing_changed_nothing_fails(stored):
 
 
 def test_a_slowed_case_fails_alone_after_fresh_runs(stored, machine):
-    machine.factors[1] = 1.1
+    machine.factors.update({1: 1.1, 2: 0.8})
     before = len(stored.driver.jobs)
     done = stored.run("--perf-gate", "--junitxml=j.xml", "-v")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
@@ -53,6 +49,7 @@ def test_a_slowed_case_fails_alone_after_fresh_runs(stored, machine):
     assert failures("j.xml") == ["test_case[cpu-1]"]
     assert verdict(junit("j.xml")["test_case[cpu-1]"]) == "regressed"
     done.stdout.fnmatch_lines(["*test_case[[]cpu-1[]] REGRESSED*", "*unconfirmed*", "REGRESSED *test_case[[]cpu-1[]]*"])
+    assert verdict(junit("j.xml")["test_case[cpu-2]"]) == "improved"
     jobs = stored.driver.jobs[before:]
     assert all(job.fresh and job.budget.yardstick for job in jobs)
     assert sum(job.workload.parameters()["number"] == 1 for job in jobs) >= 5  # judged on runs after the suspicion
@@ -111,41 +108,11 @@ def test_without_the_gate_a_verdict_is_shown_and_nothing_fails(stored, machine):
     done.stdout.fnmatch_lines(["*test_case[[]cpu-1[]]: inconclusive*", "gate *compared 3 of 3 cases: *"])
 
 
-def test_a_faster_case_never_fails_and_says_that_the_baseline_is_stale(stored, machine):
-    machine.factors[2] = 0.8
-    done = stored.run("--perf-gate")
-    done.assert_outcomes(passed=3)
-    done.stdout.fnmatch_lines(["*test_case[[]cpu-2[]]: improved*"])
-
-
-@pytest.mark.parametrize("option", ["-x", "--maxfail=2"])
-def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
+def test_settled_in_place_where_a_report_cannot_wait(stored, machine):
     machine.factors[0] = 1.2
-    done = stored.run("--perf-gate", option)
-    done.assert_outcomes(failed=1, passed=0 if option == "-x" else 2)
+    done = stored.run("--perf-gate", "--maxfail=2")
+    done.assert_outcomes(failed=1, passed=2)
     done.stdout.fnmatch_lines(["*REGRESSED*"])
-
-
-def test_a_case_without_clean_samples_fails_in_place_or_is_named(stored, machine):
-    def switched_out(job, **changes):
-        measured = machine(job)
-        return dataclasses.replace(measured, involuntary_switches=(1,) * len(measured.times_s), **changes)
-
-    machine.factors[0] = 2.0
-    stored.driver.script = switched_out
-    done = stored.run("--perf-gate", "-x")
-    done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(
-        ["REGRESSED +* % (* ms -> 2* ms)", "*unconfirmed: no clean samples, slower even against its yardstick*"]
-    )
-    stored.driver.script = functools.partial(switched_out, yardsticks_s=())
-    told = stored.run("--perf-gate", "-x", "-k", "cpu-0")
-    told.assert_outcomes(passed=1)
-    told.stdout.fnmatch_lines(
-        ["*: unstable-host; *all samples +* %*", "* not decided: 1 of 1 case; any slowdown *cpu-0*"]
-    )
-    named = stored.run("--perf-gate", "-x", "-k", "cpu-0", "--perf-fail-on=default,unstable-host")
-    named.assert_outcomes(failed=1)
 
 
 XFAIL = {
@@ -157,8 +124,10 @@ XFAIL = {
 }
 
 
-@pytest.mark.parametrize("option", [[], ["-x"]], ids=["at the end", "in place"])
-@pytest.mark.parametrize("way", XFAIL)
+@pytest.mark.parametrize(
+    ("way", "option"),
+    [*((way, []) for way in XFAIL), ("another failure", ["-x"]), ("the verdict, strictly", ["-x"])],
+)
 def test_a_regression_is_expected_only_where_xfail_names_it(stored, pytester, machine, way, option):
     mark, outcomes = XFAIL[way]
     file = pytester.path / "test_it.py"
@@ -169,29 +138,17 @@ def test_a_regression_is_expected_only_where_xfail_names_it(stored, pytester, ma
         outcomes = {"failed": 1}
     found = stored.run("--perf-gate", *option).parseoutcomes()
     assert found == outcomes
-    if not option:
+    if way == "the verdict":
         assert stored.run("--perf-gate", "--runxfail").parseoutcomes() == {"failed": 1, "passed": 2}
 
 
-def test_a_case_that_fails_by_itself_is_reported_at_once_and_not_gated(stored, machine):
-    machine.errors[1] = RanksFailed("rank 0 on here died")
+def test_a_failed_case_is_not_gated_and_out_of_memory_where_the_baseline_fitted_is_a_regression(stored, machine):
+    machine.errors.update({1: RanksFailed("rank 0 on here died"), 2: OutOfMemory("OOM at 44.2 GiB of 48 GiB")})
     done = stored.run("--perf-gate", "--junitxml=j.xml")
-    done.assert_outcomes(passed=2, failed=1)
-    done.stdout.fnmatch_lines(["rank 0 on here died", "gate *gated 2 of 2 cases: 2 pass"])
-
-
-def test_out_of_memory_where_the_baseline_fitted_is_a_regression(stored, machine):
-    machine.errors[2] = OutOfMemory("OOM at 44.2 GiB of 48 GiB")
-    done = stored.run("--perf-gate", "--junitxml=j.xml")
-    assert failures("j.xml") == ["test_case[cpu-2]"]
-    done.stdout.fnmatch_lines(["*cpu-2*REGRESSED*memory*"])
-
-
-def test_an_impossible_result_fails_without_any_baseline(repo):
-    repo.driver.script = lambda job: dataclasses.replace(measurement(job), times_s=(0.01,) * 8)
-    done = repo.run("--perf-gate", "--perf-allow-ungated")
-    done.assert_outcomes(failed=3)
-    done.stdout.fnmatch_lines(["*IMPOSSIBLE*constant: all 8 samples are exactly 0.01 s*"])
+    assert failures("j.xml") == ["test_case[cpu-1]", "test_case[cpu-2]"]
+    done.stdout.fnmatch_lines_random(
+        ["rank 0 on here died", "gate *gated 2 of 2 cases: *1 pass*", "*cpu-2*REGRESSED*memory*"]
+    )
 
 
 def test_a_gate_that_compares_nothing_is_a_usage_error(repo):
@@ -209,17 +166,6 @@ def test_a_gate_that_compares_nothing_is_a_usage_error(repo):
     allowed.stdout.fnmatch_lines(["gate *not gated yet: 0 of 5 runs stored (3 no-baseline); *"])
     required = repo.run("--perf-gate", "--perf-allow-ungated", "--perf-require-baseline")
     required.assert_outcomes(failed=3)
-
-
-def test_a_regressed_case_is_not_appended_but_accepted_with_a_reason(stored, machine):
-    machine.factors[1] = 1.2
-    before = baseline_file().read_bytes()
-    refused = stored.run("--perf-gate", "--perf-update=append", "-k", "cpu-1")
-    refused.stdout.fnmatch_lines(["*cpu-1*: not stored, REGRESSED +2? % (*); if that is meant: --perf-accept=all*"])
-    assert baseline_file().read_bytes() == before
-    accepted = stored.run("--perf-gate", "--perf-update=accept", "--perf-reason=new disk", "-k", "cpu-1")
-    accepted.stdout.fnmatch_lines(["*cpu-1*: its older runs were replaced"])
-    assert "new disk" in baseline_file().read_text()
 
 
 def test_a_damaged_baseline_stops_the_run_before_it_measures(stored):
@@ -250,15 +196,11 @@ def test_equal_runs_show_the_gates_own_rates(repo):
 
 
 @pytest.mark.extended
-def test_stored_files_load_in_pytest_benchmarks_own_comparison(stored, monkeypatch, pytestconfig):
-    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+def test_stored_files_load_in_pytest_benchmarks_own_comparison(stored):
     for option in ("--benchmark-compare", f"--benchmark-compare={baseline_file()}"):
         done = stored.run(option)
         done.assert_outcomes(passed=3)
         done.stdout.fnmatch_lines(["*benchmark: 6 tests*"])
-    command = [sys.executable, "-m", "pytest_benchmark", "compare", str(baseline_file())]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "test_case[cpu-1]" in alone.stdout
 
 
 class TestBase:
@@ -275,15 +217,6 @@ class TestBase:
         assert failures("j.xml") == ["test_case[cpu-1]"]
         assert "unconfirmed" not in done.stdout.str()
         assert {name.split(" (")[0] for name in arms.names} == {"base", "new code"}
-
-    @pytest.mark.extended
-    def test_a_level_that_the_base_shares_fails_as_drift(self, stored, machine, arms):
-        machine.factors[1] = arms.factors["base"] = 1.1
-        done = stored.run("--perf-gate", "--perf-against=HEAD", "--junitxml=j.xml")
-        assert failures("j.xml") == ["test_case[cpu-1]"]
-        assert verdict(junit("j.xml")["test_case[cpu-1]"]) == "drifted"
-        done.stdout.fnmatch_lines(["DRIFTED +* % (* ms -> 11* ms)", "  stored: 8 runs of 8 sessions"])
-        assert arms.names
 
     @pytest.mark.extended
     def test_a_level_that_was_accepted_after_the_base_is_not_held_against_it(self, stored, machine, arms):
@@ -323,11 +256,6 @@ class TestBase:
         assert arms.names == ["base (HEAD)"]
         assert done.stdout.str().count("unconfirmed: base was not measured") >= 3
 
-    def test_the_work_tree_is_gone_afterwards(self, stored, arms):
-        stored.run("--perf-gate", "--perf-against=HEAD")
-        left = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
-        assert len(left.splitlines()) == 1
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -349,15 +277,17 @@ class TestBase:
         (["--perf-gate-budget=60"], "*--perf-gate-budget limits repeated runs of the gate; give --perf-gate or *"),
         (["-o", "perf_tolerance=7"], "*ini perf_tolerance: '7' is not between 0 and 1*"),
         (["--perf-gate", "--perf-against=nowhere"], "*is not in a git repository"),
+        (["--perf-gate", "--perf-fail-on=slow"], "*--perf-fail-on: 'slow' is not a verdict that can fail; choose*"),
+        (["--perf-gate", "--perf-fail-on=,"], "*--perf-fail-on has no verdict*"),
+        (["--perf-fail-on=default"], "*--perf-fail-on is an option of the gate; give --perf-gate with it"),
+        (["--perf-accept=some", "--perf-reason=x"], "*'some' is not valid; write environment or all"),
+        (["--perf-accept=all"], "*--perf-accept=all replaces stored runs and needs a reason*"),
+        (["--perf-gate", "--perf-against=a", "--perf-base=b"], "*two names of one option; leave --perf-base out"),
+        (["--perf-base=main"], "*--perf-base is an option of the gate; give --perf-gate with it"),
+        (["--perf-accept=environment", "--perf-update=append"], "*leave --perf-update=append out"),
     ],
 )
 def test_wrong_options_are_one_line(repo, arguments, message):
     done = repo.run(*arguments)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines([message])
-
-
-def test_the_summary_goes_to_the_ci_service_too(repo, monkeypatch):
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "step.md")
-    repo.run()
-    assert "**perfsuite**: 3 cases measured" in Path("step.md").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gate_history import STEP_S, Repository, accepted, story, switched_out, without_base
+from benchmarks.gate_history import STEP_S, Repository, story, switched_out
 from benchmarks.scripted_clock import VARIABLES
 from perfsuite.base.git import git
 from perfsuite.record.journal import read_journal
@@ -71,21 +71,6 @@ def test_small_slow_merges_go_red_and_name_the_drift_and_a_setting_of_both_arms_
     assert re.search(r"^DRIFTED \+[34]", second.text, re.MULTILINE)
     assert "not slower than the base by more than the tolerance, slower than" in second.text
     assert "next: perfsuite ab --a " in second.text
-
-
-@pytest.mark.slow
-def test_a_setting_that_was_accepted_is_green_from_then_on(stored, tmp_path):
-    once, then = accepted(stored.copied(tmp_path / "here"))
-    assert (0, 0) == (once.code, then.code)
-    assert ["1 environment", "1 pass"] == [page.text.rpartition(": ")[2] for page in (once, then)]
-
-
-@pytest.mark.slow
-def test_a_base_that_cannot_run_hides_nothing_and_is_named(stored, tmp_path):
-    page = without_base(stored.copied(tmp_path / "here"))
-    assert page.code == 1
-    assert re.search(r"^REGRESSED \+(99|100)", page.text, re.MULTILINE)
-    assert "base (HEAD~1) was not measured: its pytest ended with exit code 4; ImportError: half" in page.text
 
 
 @pytest.mark.slow

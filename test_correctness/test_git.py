@@ -4,6 +4,7 @@ import ast
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.git import GitTimeout, git, refusal, why_missing, without_git
+from perfsuite.cli import ab
 from perfsuite.cli import main as cli
 from perfsuite.history import file
 from perfsuite.history.git import Repository, revision_of
@@ -20,6 +22,7 @@ from perfsuite.plugin.verdict_reports import tell_next_steps
 from perfsuite.record.describe import phrases
 from perfsuite.record.journal import read_journal
 from perfsuite.record.verdict import Verdict
+from perfsuite.run import arms
 from perfsuite.run.arms import Arm, arm_environment, arm_of
 from test_correctness.helpers.gated_repository import commit_all
 from test_correctness.helpers.histories import session
@@ -217,14 +220,6 @@ def test_a_revision_that_git_does_not_tell_is_unknown_for_a_reason(checkout, mon
     assert "\n" not in str(refused.value)
 
 
-def test_a_revision_that_a_shallow_clone_lacks_is_told_how_to_get(checkout, tmp_path):
-    run_git(tmp_path, "clone", "-q", "--depth=1", f"file://{checkout}", "shallow")
-    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; this clone is shallow: git fetch"):
-        arm_of(tmp_path / "shallow", "HEAD~1", "base").__enter__()
-    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; name one that git log --all"):
-        arm_of(checkout, "nowhere", "base").__enter__()
-
-
 def test_a_damaged_index_leaves_it_unknown_whether_files_differ(checkout):
     (checkout / ".git" / "index").write_bytes(b"no index")
     found = revision_of(checkout)
@@ -300,29 +295,31 @@ def test_a_history_in_a_repository_that_git_refuses_says_so(checkout, monkeypatc
     assert "dubious ownership" in line
 
 
-@pytest.mark.parametrize(
-    ("variable", "setting"),
-    [
-        ("", "fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab"),
-        ("GITHUB_ACTIONS", "fetch-depth: 0 at actions/checkout"),
-        ("GITLAB_CI", 'GIT_DEPTH: "0"'),
-        ("BITBUCKET_BUILD_NUMBER", "clone: depth: full"),
-        ("TF_BUILD", "fetchDepth: 0"),
-        ("TRAVIS", "git: depth: false"),
-    ],
-)
-def test_a_shallow_clone_names_the_setting_of_its_ci_service(checkout, tmp_path, monkeypatch, variable, setting):
-    for name in ("GITHUB_ACTIONS", "GITLAB_CI", "BITBUCKET_BUILD_NUMBER", "TF_BUILD", "TRAVIS"):
-        monkeypatch.delenv(name, raising=False)
-    if variable:
-        monkeypatch.setenv(variable, "true")
+SETTINGS = {
+    "": "fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab",
+    "GITHUB_ACTIONS": "fetch-depth: 0 at actions/checkout",
+    "GITLAB_CI": 'GIT_DEPTH: "0"',
+    "BITBUCKET_BUILD_NUMBER": "clone: depth: full",
+    "TF_BUILD": "fetchDepth: 0",
+    "TRAVIS": "git: depth: false",
+}
+
+
+def test_a_shallow_clone_names_the_setting_of_its_ci_service_and_how_to_get_a_commit(checkout, tmp_path, monkeypatch):
     run_git(tmp_path, "clone", "-q", "--depth=1", f"file://{checkout}", "shallow")
-    assert why_missing(checkout) == ""
-    assert why_missing(tmp_path / "shallow").startswith(
-        f"this clone is shallow: git fetch --unshallow; in CI: {setting}"
-    )
+    for variable, setting in SETTINGS.items():
+        for name in filter(None, SETTINGS):
+            monkeypatch.setenv(name, "true" if name == variable else "")
+        assert why_missing(checkout) == ""
+        assert why_missing(tmp_path / "shallow").startswith(
+            f"this clone is shallow: git fetch --unshallow; in CI: {setting}"
+        )
     with pytest.raises(ConfigurationError, match="this clone is shallow: git fetch --unshallow"):
         Repository(root=tmp_path / "shallow").first_parents("nowhere")
+    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; this clone is shallow: git fetch"):
+        arm_of(tmp_path / "shallow", "HEAD~1", "base").__enter__()
+    with pytest.raises(ConfigurationError, match=r"is not a commit of .*; name one that git log --all"):
+        arm_of(checkout, "nowhere", "base").__enter__()
 
 
 def failing(commit, case="t.py::t[a b]"):
@@ -371,3 +368,57 @@ def test_commits_of_sha256_are_whole(tmp_path):
     assert 64 == len(commit)
     assert {commit: "one"} == Repository(root=tmp_path).first_parents("main")
     assert {commit} == Repository(root=tmp_path).present([commit])
+
+
+# -- work trees and signals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half_made", [False, True])
+def test_a_signal_while_git_makes_a_work_tree_leaves_none_registered(checkout, monkeypatch, half_made):
+    def interrupted(root, *arguments, **others):
+        done = git(root, *arguments, **others)
+        if arguments[:2] == ("worktree", "add"):
+            tree = Path(arguments[-2])
+            if half_made:  # as git leaves it where it is killed at once
+                (tree / ".git").unlink()
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(arms, "git", interrupted)
+    with pytest.raises(KeyboardInterrupt), arm_of(checkout, "HEAD", "base"):
+        pass
+    assert len(git(checkout, "worktree", "list").splitlines()) == 1
+    assert list((checkout / ".git").glob("worktrees/*")) == []
+
+
+def test_a_killed_run_leaves_its_work_tree_registered_until_the_next(checkout, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = "import os; from pathlib import Path; from perfsuite.run.arms import arm_of\n"
+    program += "with arm_of(Path(), 'HEAD', 'base'): os.kill(os.getpid(), 9)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], cwd=checkout, env=environment, check=False)
+    git(checkout, "worktree", "add", "--detach", str(tmp_path / "own"))
+    shutil.rmtree(tmp_path / "own")  # somebody's own, on a disk that is not mounted now
+    assert len(git(checkout, "worktree", "list").splitlines()) == 3
+    with arm_of(checkout, "HEAD", "base"):
+        assert len(git(checkout, "worktree", "list").splitlines()) == 3
+    assert len(git(checkout, "worktree", "list").splitlines()) == 2
+
+
+def test_a_work_tree_of_another_run_stays_registered(checkout):
+    with arm_of(checkout, "HEAD", "base") as arm:
+        (registered,) = (checkout / ".git").glob("worktrees/*/gitdir")
+        registered.write_text(os.path.relpath(arm.tree / ".git", registered.parent) + "\n")
+        with arm_of(checkout, "HEAD", "base"):
+            pass
+        assert registered.exists()
+
+
+def test_sigterm_ends_a_comparison_and_removes_its_work_tree(checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(ab, "run_arm", lambda *arm: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        cli.main(["ab", "--a", "HEAD", "--", "code.py"])
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert len(git(checkout, "worktree", "list").splitlines()) == 1

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 
 import pytest
 
@@ -16,6 +15,7 @@ from perfsuite.record.run import Revision
 from test_correctness.helpers.histories import BEGIN, ScriptedRepository, commit, session, written
 from test_correctness.helpers.report_runs import latte
 from test_correctness.helpers.scripted_driver import repository
+from test_correctness.test_git import run_git as git
 from test_correctness.test_tables_command import journal
 
 
@@ -71,10 +71,8 @@ LINE = line_of(session(1))
         (f"{LINE.replace('-4.6', 'true,-4.6')}\n", 1, "t.py::a.log_time is True, not a float"),
         ('{"schema": 1}\n', 1, "missing 4 required keyword-only arguments: 'session', 'time'"),
         (f"{LINE.replace('-4.6', '9999.6')}\n", 1, "case t.py::a has values out of range"),
-        (f"{LINE.replace('-4.6', f'1{400 * chr(48)}.6')}\n", 1, "case t.py::a has values out of range"),
         (f"{'[' * 100_000}\n{LINE}\n", 1, "nested too deep"),
         (f"{LINE.replace(',1.0,', ',')}\n", 1, "not [log_time, clean_share, metrics, settings]"),
-        ("[1]\n", 1, "not a line of a perfsuite history"),
         ('{"schema": true}\n', 1, "not a line of a perfsuite history"),
         ('{"schema": -7}\n', 1, "schema -7 is not valid"),
         (f"{LINE.replace('2026-01-01', 'yesterday')}\n", 1, "not ISO 8601"),
@@ -209,11 +207,6 @@ def test_sessions_without_a_commit_and_folders_without_git_are_ordered_by_time(t
     outside = in_order([session(1), session(2)], Repository(root=tmp_path))
     assert names(outside.sessions) == ["s0001", "s0002"]
     assert "ordered by time" in outside.notes[0]
-
-
-def git(root, *arguments):
-    person = ("-c", "user.name=a", "-c", "user.email=a@example.com")
-    subprocess.run(["git", "-C", str(root), *person, *arguments], check=True, capture_output=True)
 
 
 def test_a_real_repository_says_the_same(tmp_path):

@@ -153,26 +153,6 @@ def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(rep
     )
 
 
-@pytest.mark.extended
-def test_a_regression_is_found_on_runners_that_live_for_one_run(repo, machine, place):
-    for index in range(8):
-        place[:] = [f"runner-{index}", f"boot{index}"]
-        assert 0 == repo.run("--perf-update=append").ret
-    place[:] = ["runner-8", "boot8"]
-    same = repo.run("--perf-gate", "--perf-show=tables")
-    assert same.ret == 0
-    same.stdout.fnmatch_lines(
-        [
-            "gate *gated 3 of 3 cases: 3 pass",
-            "* 3 cases: stored runs are of 8 hosts *",
-        ]
-    )
-    machine.factors[1] = 2.04
-    slower = repo.run("--perf-gate", "--perf-show=tables", "-k", "cpu-1")
-    assert slower.ret == 1
-    slower.stdout.fnmatch_lines(["*REGRESSED +10*"])
-
-
 # -- history -----------------------------------------------------------------------------------------------------
 
 

@@ -1,21 +1,15 @@
-"""Arms that stay alive between turns, and work trees after signals: real processes on a scripted clock."""
+"""Arms that stay alive between turns: real processes on a scripted clock."""
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.scripted_clock import VARIABLES
-from perfsuite.base.git import git
-from perfsuite.cli import ab
-from perfsuite.cli import main as cli
 from perfsuite.run import arms
-from perfsuite.run.arms import Arm, ArmFailed, LiveArm, arm_of
+from perfsuite.run.arms import Arm, ArmFailed, LiveArm
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = ("--perf-platform=scripted", "--benchmark-max-time=0.05")
@@ -118,69 +112,3 @@ def test_an_arm_that_hangs_has_ended_before_anything_else_is_measured(arm):
         assert live._child.poll() is not None
     finally:
         live.close()
-
-
-# -- work trees and signals ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """A git repository of one commit."""
-    root = tmp_path / "checkout"
-    root.mkdir()
-    (root / "file").write_text("text")
-    who = ("-c", "user.name=n", "-c", "user.email=e")
-    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
-        subprocess.run(["git", *who, *arguments], cwd=root, check=True)
-    return root
-
-
-@pytest.mark.parametrize("half_made", [False, True])
-def test_a_signal_while_git_makes_a_work_tree_leaves_none_registered(checkout, monkeypatch, half_made):
-    def interrupted(root, *arguments, **others):
-        done = git(root, *arguments, **others)
-        if arguments[:2] == ("worktree", "add"):
-            tree = Path(arguments[-2])
-            if half_made:  # as git leaves it where it is killed at once
-                (tree / ".git").unlink()
-            raise KeyboardInterrupt
-        return done
-
-    monkeypatch.setattr(arms, "git", interrupted)
-    with pytest.raises(KeyboardInterrupt), arm_of(checkout, "HEAD", "base"):
-        pass
-    assert len(git(checkout, "worktree", "list").splitlines()) == 1
-    assert list((checkout / ".git").glob("worktrees/*")) == []
-
-
-def test_a_killed_run_leaves_its_work_tree_registered_until_the_next(checkout, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    program = "import os; from pathlib import Path; from perfsuite.run.arms import arm_of\n"
-    program += "with arm_of(Path(), 'HEAD', 'base'): os.kill(os.getpid(), 9)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", program], cwd=checkout, env=environment, check=False)
-    git(checkout, "worktree", "add", "--detach", str(tmp_path / "own"))
-    shutil.rmtree(tmp_path / "own")  # somebody's own, on a disk that is not mounted now
-    assert len(git(checkout, "worktree", "list").splitlines()) == 3
-    with arm_of(checkout, "HEAD", "base"):
-        assert len(git(checkout, "worktree", "list").splitlines()) == 3
-    assert len(git(checkout, "worktree", "list").splitlines()) == 2
-
-
-def test_a_work_tree_of_another_run_stays_registered(checkout):
-    with arm_of(checkout, "HEAD", "base") as arm:
-        (registered,) = (checkout / ".git").glob("worktrees/*/gitdir")
-        registered.write_text(os.path.relpath(arm.tree / ".git", registered.parent) + "\n")
-        with arm_of(checkout, "HEAD", "base"):
-            pass
-        assert registered.exists()
-
-
-def test_sigterm_ends_a_comparison_and_removes_its_work_tree(checkout, monkeypatch):
-    monkeypatch.chdir(checkout)
-    monkeypatch.setattr(ab, "run_arm", lambda *arm: os.kill(os.getpid(), signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match="143"):
-        cli.main(["ab", "--a", "HEAD", "--", "file"])
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert len(git(checkout, "worktree", "list").splitlines()) == 1

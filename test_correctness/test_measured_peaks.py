@@ -85,13 +85,6 @@ def test_the_peak_is_the_best_of_probes_at_start_and_end_for_every_case():
     assert [type(job.workload).__name__ for job in driver.jobs] == ["Product", "PeakProbe", "Product", "PeakProbe"]
 
 
-def test_a_lower_probe_at_the_end_lowers_no_peak():
-    made, _ = session(probing((0.5,), (0.1,)))
-    result = made.run(case(Product()))
-    made.finish()
-    assert made.results[result.case] == result
-
-
 def test_a_probe_on_an_instrumented_rank_is_no_peak_and_the_reason_is_said():
     def script(job):
         made = probing((0.5,), (0.5,))(job)

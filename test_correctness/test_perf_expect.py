@@ -67,12 +67,6 @@ def test_a_result_below_expectation_fails_its_case_and_the_run(repo, pytester):
     assert ["question"] == [line.split()[0] for line in found.outlines if line.startswith("question ")]
 
 
-def test_a_run_with_a_judged_result_passes_and_counts_the_others(repo):
-    found = repo.run("--perf-expect=own.toml")
-    assert pytest.ExitCode.OK == found.ret
-    found.stdout.fnmatch_lines(["verdict     PASS: 1 judged result, 1 not judged"])
-
-
 def test_a_run_in_which_nothing_is_judged_is_not_green(repo):
     found = repo.run("--perf-expect")
     assert pytest.ExitCode.USAGE_ERROR == found.ret
@@ -84,12 +78,6 @@ def test_a_case_that_failed_or_was_cut_withholds_pass(repo):
     found = repo.run("--perf-expect=own.toml", "--perf-time-budget=0.000001s")
     assert pytest.ExitCode.OK != found.ret
     found.stdout.fnmatch_lines(["*FAIL: the time budget left out * case*"])
-
-
-def test_a_file_that_is_not_there_is_a_usage_error(repo):
-    found = repo.run("--perf-expect=none.toml")
-    assert pytest.ExitCode.USAGE_ERROR == found.ret
-    found.stderr.fnmatch_lines(["ERROR: --perf-expect: *none.toml is not a file; give a TOML file of rows"])
 
 
 def test_a_second_look_clears_a_transient(repo):
@@ -172,13 +160,6 @@ def test_a_skipped_acceptance_case_withholds_pass(pytester, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("asked", "code"), [(1, pytest.ExitCode.OK), (8, pytest.ExitCode.TESTS_FAILED)])
-def test_a_missing_device_fails_the_run(pytester, monkeypatch, asked, code):
-    found = accepted(pytester, monkeypatch).run(f"--perf-expect-devices={asked}", "-k", "test_other")
-    assert code == found.ret
-    assert (asked == 8) == ("verdict     FAIL: 1 of 8 devices" in found.stdout.str())
-
-
 def test_devices_are_expected_by_the_row_in_the_acceptance_run_alone(pytester, monkeypatch):
     cpu, model = detect_machine(load_catalog(), "cpu"), load_catalog().find("h200")
     devices = tuple(dataclasses.replace(cpu.devices[0], index=index, reported_name="H200") for index in range(7))
@@ -213,31 +194,6 @@ EVERYWHERE = """
 def test_everywhere(perf, ranks):
     perf(Product(), on=ranks)
 """
-
-
-@pytest.mark.parametrize(
-    ("slow", "named", "runs"),
-    [
-        ([[3]], " * SLOW: cuda:3 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
-        ([[3], []], "*test_everywhere*: cuda:3 takes 20 % longer at first, not in look 1", 2),
-        ([[3, 6], [6]], " * SLOW: cuda:6 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
-        ([[]], "", 1),
-    ],
-    ids=["slow", "slow once", "one of two slow once", "healthy"],
-)
-def test_a_device_that_is_slower_than_the_others_in_every_look_fails_its_case(pytester, monkeypatch, slow, named, runs):
-    jobs = []
-
-    def script(job):
-        jobs.append(job)
-        return on_devices(job, slow[min(len(jobs), len(slow)) - 1])
-
-    found = repository(pytester, monkeypatch, EVERYWHERE, script).run("--perf-expect", "--perf-allow-unjudged")
-    said = [line for line in found.outlines if line.startswith(f"{' ' * 12}SLOW")]
-    assert (runs, "SLOW" in named) == (len([job for job in jobs if job.world_size == 8]), len(said) == 1)
-    assert ("SLOW" in named) == (found.ret == pytest.ExitCode.TESTS_FAILED)
-    if named:
-        found.stdout.fnmatch_lines([named])
 
 
 def pairs_of(slow):
@@ -297,21 +253,31 @@ def said_of(pytester, monkeypatch, capsys):
         (
             ["--perf-expect", "--perf-expect-devices=2"],
             [[3]],
+            4,
             "FAIL: 1 of 2 devices; 1 result in which a device or link is slower than its like",
             "SLOW: cuda:3 takes 20 % longer in all of 4 runs: test_everywhere[cpu-ws8]",
         ),
         (
-            ["--perf-expect"],
+            ["--perf-expect", "--perf-expect-devices=1"],
             [[3], []],
+            2,
             "PASS: 0 judged results, 1 not judged",
-            "test_everywhere[cpu-ws8]: cuda:3 takes 20 % longer at first",
+            "test_everywhere[cpu-ws8]: cuda:3 takes 20 % longer at first, not in look 1",
         ),
-        (["--perf-expect=own.toml"], [[]], "PASS: 1 judged result, 0 not judged", ""),
+        (
+            ["--perf-expect"],
+            [[3, 6], [6]],
+            4,
+            "FAIL: 1 result in which a device or link is slower than its like",
+            "SLOW: cuda:6 takes 20 % longer in all of 4 runs: test_everywhere[cpu-ws8]",
+        ),
+        (["--perf-expect=own.toml"], [[]], 1, "PASS: 1 judged result, 0 not judged", ""),
     ],
-    ids=["slow and absent", "slow once", "good"],
+    ids=["slow and absent", "slow once", "one of two slow once", "good"],
 )
 def test_show_page_and_summary_have_the_verdict_of_the_screen(pytester, monkeypatch, capsys, example):
-    options, slow, verdict, remark = example
+    """A device fails its case only where it is slower than the others in every look."""
+    options, slow, runs, verdict, remark = example
     jobs = []
 
     def script(job):
@@ -322,6 +288,9 @@ def test_show_page_and_summary_have_the_verdict_of_the_screen(pytester, monkeypa
     (pytester.path / "own.toml").write_text(row)
     repo = repository(pytester, monkeypatch, EVERYWHERE, script)
     found = repo.run("--perf-allow-unjudged", *options)
+    assert runs == len([job for job in jobs if job.world_size == 8])
+    assert verdict.startswith("FAIL") == (found.ret == pytest.ExitCode.TESTS_FAILED)
+    assert (found.stdout.str().count(f"\n{' ' * 12}SLOW") == 1) == remark.startswith("SLOW")
     screen = " ".join(found.stdout.str().split())
     run, said = said_of(pytester, monkeypatch, capsys)
     assert run.end.verdict.startswith(verdict)

@@ -103,15 +103,9 @@ def test_an_ini_key_changes_no_run_without_perf_cases(mixed):
             "--perf-published: no published report or table is called '007'; *reports: 000, 001, 002, 003, 004; *",
         ),
         (
-            ["--perf-published=002,002/memory"],
-            "--perf-published: no published report or table is called '002/memory'; *tables of report 002: "
-            "002/batch, 002/common, 002/environment, 002/performance, 002/tokens; *",
-        ),
-        (
             ["--perf-published=003/logs"],
             "--perf-published: 003/logs has no row that is a run, *; tables of report 003 with runs: 003/results",
         ),
-        (["--perf-published=,"], "--perf-published: no published report or table is called ','; *"),
         (["-o", "perf_published=2"], "ini perf_published: no published report * did you mean 002? *"),
         (
             ["--perf-published=003", "--perf-platform=cpu"],

@@ -48,18 +48,13 @@ def test_no_row_and_no_cell_is_lost(report):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_table_has_a_digest_a_label_and_a_reason(name):
+def test_every_table_has_a_digest_a_label_a_reason_and_a_source(name):
     table = TABLES[name]
     assert table.digest == digest(table)
     judgements = [table.judge(row, column) for row in table.rows for column in table.columns] or [table.judgement]
     for judgement in judgements:
         assert judgement.label in LABELS
         assert judgement.reason
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_outside_knowledge_names_its_source(name):
-    table = TABLES[name]
     for fact in (*table.added_facts, *(each for row in table.rows for each in row.added_facts)):
         assert fact.source
 
@@ -68,16 +63,10 @@ def test_outside_knowledge_names_its_source(name):
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_labels_follow_from_the_rules_where_they_say_so(name):
+def test_labels_follow_from_the_rules_and_from_outside_knowledge_where_those_are_silent(name):
     report = REPORTS[name]
     findings = audit(tables_of(report))
     assert [] == [line for table in report.tables for line in label_disagreements(report, table, findings)]
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_outside_knowledge_is_used_only_where_the_rules_are_silent(name):
-    report = REPORTS[name]
-    findings = audit(tables_of(report))
     for table in report.tables:
         if table.judgement.basis == "outside":
             derived = derived_label(findings, f"{name}/{table.id}")
@@ -114,36 +103,6 @@ def test_labels_of_single_figures():
 
 
 # ---- what the reasons claim ----------------------------------------------------------------------------------------
-
-
-def number(name, line, column):
-    table = TABLES[name]
-    row = next(row for row in table.rows if row.line == line)
-    cell = table.cell(row, next(each for each in table.columns if each.name == column))
-    return cell.number(0).value
-
-
-def test_efficiencies_of_report_000():
-    steps = [number("000/time", line, "step") for line in (26, 27, 28, 29)]
-    assert ["64.5", "66.5", "39.2"] == [f"{float(steps[0] / step * 100):.1f}" for step in steps[1:]]
-
-
-def test_backward_of_report_000_holds_the_optimizer():
-    own = [number("000/time", line, "backward") - number("000/time", line, "optimizer") for line in range(26, 30)]
-    assert [182, 275, 508, 506] == [round(each) for each in own]
-
-
-def test_ring_overhead_of_report_004():
-    flash, ring = number("004/ring-attention", 370, "throughput"), number("004/ring-attention", 371, "throughput")
-    assert "17.1" == f"{float(flash / ring - 1) * 100:.1f}"
-
-
-def test_topology_of_report_003_is_symmetric():
-    table = TABLES["003/topology"]
-    matrix = [list(row.cells[1:10]) for row in table.rows]
-    assert matrix == [list(column) for column in zip(*matrix, strict=True)]
-    links = [sum(int(cell[2:]) for cell in row[:8] if cell.startswith("NV")) for row in matrix[:8]]
-    assert [6] * 8 == links
 
 
 def test_results_of_report_003_carry_their_configuration():

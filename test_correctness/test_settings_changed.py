@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.baselines.summarise import case_of, changed_settings, summarise
 from perfsuite.cli import ab
-from perfsuite.cli import main as cli
 from perfsuite.gate.comparable import find
 from perfsuite.history.file import have_equal_settings, line_of, read_line, session_of
 from perfsuite.history.findings import findings_of
@@ -30,7 +28,6 @@ from perfsuite.workloads import AllReduce
 from test_correctness.helpers.runs import record, result
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE
-from test_correctness.test_ab import CONFTEST, git
 
 NODE = "t.py::test_it[cpu]"
 UNKNOWN = object()
@@ -39,6 +36,20 @@ UNKNOWN = object()
 def ran(median_s=0.5, *, n=None, defaults=None, **changes):
     parameters = {} if n is None else {"n": n}
     return result(NODE, median_s, parameters=parameters, defaults=defaults or {}, **changes)
+
+
+def sessions(*results):
+    return tuple(
+        session_of(
+            [dataclasses.replace(one, session=f"s{number}")],
+            session=f"s{number}",
+            time=f"2026-01-{number + 1:02}T00:00:00+00:00",
+            platform="cpu",
+            fingerprint="cpu-x",
+            revision=Revision(),
+        )
+        for number, one in enumerate(results)
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,13 +63,18 @@ def ran(median_s=0.5, *, n=None, defaults=None, **changes):
         (ran(n=128, defaults={"n": 128}), ran(), ""),
         (ran(), ran(n=128), "n: absent -> 128"),
         (ran(), ran(n=256, defaults={"n": 128}), "n: absent -> 256"),
+        (ran(n=2, defaults={"n": 1}), ran(n=2, defaults={"n": 2}), ""),
+        (ran(n=2, defaults={"n": 1}), ran(n=2), ""),
         (ran(world_size=2), ran(world_size=4), "world size: 2 -> 4"),
         (ran(workload="t:step"), ran(workload="suite.t:step"), ""),
         (ran(workload="m:AllReduce", n=1), ran(workload="m:AllGather", n=1), "workload: AllReduce -> AllGather"),
     ],
 )
-def test_what_differs_is_named_and_defaults_are_filled_in(before, after, told):
+def test_what_differs_is_named_and_defaults_are_filled_in_by_two_results_and_by_a_history(before, after, told):
     assert changed_settings(before, after) == told
+    pair = [read_line(line_of(session).encode()) for session in sessions(before, after)]
+    for left, right in (pair, pair[::-1]):
+        assert have_equal_settings(NODE, left, right) == (told == "")
 
 
 def scale(rank, n=128, kind=UNKNOWN, *, dtype="fp32"):
@@ -99,40 +115,6 @@ def test_an_ab_compares_the_cases_whose_settings_are_equal(monkeypatch):
     measured = runs(monkeypatch, [ran(n=128), equal], [ran(2.0, n=256), equal])
     assert [one.case for one in ab.measure(measured, [3], 0.03)] == ["t.py::equal"]
     assert measured.changed() == {NODE: "n: 128 -> 256"}
-
-
-OF_A_FIXTURE = """
-    import pytest
-
-    @pytest.fixture
-    def size():
-        return {}
-
-    def step(rank, n, causal=False):
-        pass
-
-    def test_it(perf, size):
-        perf(step, n=size)
-"""
-
-
-@pytest.mark.extended
-def test_a_value_of_a_fixture_that_no_id_has_is_told_from_the_command_line(tmp_path, monkeypatch, capsys, pytestconfig):
-    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.2 -p no:hypothesispytest\n")
-    (tmp_path / "conftest.py").write_text(
-        textwrap.dedent(CONFTEST).replace('.__globals__["DELAY_S"]', ".__code__.co_argcount")
-    )
-    git(tmp_path, "init", "--quiet")
-    for size in (128, 256):
-        (tmp_path / "test_it.py").write_text(textwrap.dedent(OF_A_FIXTURE.format(size)))
-        git(tmp_path, "add", "--all")
-        git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--message", str(size))
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["ab", "--a", "HEAD~1", "--b", "HEAD", "--pairs", "3", "--json", "o.json", "--", "."]) == 4
-    (*_, last) = capsys.readouterr().err.splitlines()
-    assert "no case can be compared: test_it.py::test_it[cpu]: n: 128 -> 256" in last
-    assert not Path("o.json").exists()
 
 
 # -- the gate and its stored runs ----------------------------------------------------------------------------------
@@ -227,20 +209,6 @@ def test_a_page_compares_no_case_with_other_settings():
     assert len(joined(before, timed_result(ran(0.6, n=128)))[1]) == 2
 
 
-def sessions(*results):
-    return tuple(
-        session_of(
-            [dataclasses.replace(one, session=f"s{number}")],
-            session=f"s{number}",
-            time=f"2026-01-{number + 1:02}T00:00:00+00:00",
-            platform="cpu",
-            fingerprint="cpu-x",
-            revision=Revision(),
-        )
-        for number, one in enumerate(results)
-    )
-
-
 @pytest.mark.extended
 def test_a_history_searches_the_newest_settings_and_says_how_many_it_leaves_out():
     pytest.importorskip("ruptures")
@@ -256,30 +224,6 @@ def test_a_history_searches_the_newest_settings_and_says_how_many_it_leaves_out(
     unknown = [dataclasses.replace(one, cases={NODE: one.cases[NODE]._replace(settings="")}) for one in kept[:8]]
     mixed = dataclasses.replace(ordered, sessions=(*unknown, *kept[8:]))
     assert findings_of(mixed).changes  # lines of earlier versions say nothing of settings
-
-
-OWN = "perfsuite.workloads.collective:AllReduce"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "equal"),
-    [
-        ({"parameters": {"n": 1}}, {"parameters": {"n": 1, "later": False}, "defaults": {"later": False}}, True),
-        ({"parameters": {"n": 1}}, {"parameters": {"n": 1, "later": True}, "defaults": {"later": False}}, False),
-        ({"parameters": {"n": 1}}, {"parameters": {"n": 2}, "defaults": {"n": 1}}, False),
-        ({"parameters": {"n": 1}, "defaults": {"n": 1}}, {"parameters": {"n": 2}, "defaults": {"n": 2}}, False),
-        ({"parameters": {"n": 2}, "defaults": {"n": 1}}, {"parameters": {"n": 2}, "defaults": {"n": 2}}, True),
-        ({"parameters": {"n": 2}, "defaults": {"n": 1}}, {"parameters": {"n": 2}}, True),
-        ({"parameters": {"n": 1}}, {"parameters": {"n": 1}, "world_size": 4}, False),
-    ],
-)
-@pytest.mark.parametrize("workload", [OWN, "m:W"])
-def test_a_history_and_two_results_say_alike_whether_settings_changed(workload, before, after, equal):
-    one, other = (result(NODE, 0.5, workload=workload, **changes) for changes in (before, after))
-    pair = [read_line(line_of(session).encode()) for session in sessions(one, other)]
-    for left, right in (pair, pair[::-1]):
-        assert have_equal_settings(NODE, left, right) == equal
-    assert (changed_settings(one, other) == "") == equal
 
 
 def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():

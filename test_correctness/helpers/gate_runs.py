@@ -86,6 +86,19 @@ def judged(change, *, settings=None, base=0.0, anchor=0.0, given=None, **run_cha
     return gate.verdict(node_of()), done
 
 
+def settled_suite(count, stored, new, *, settings=None, base=None, anchor=None, **given):
+    """Return the gate of ``count`` settled cases n0, n1 and so on, and the requests that were carried out.
+
+    ``stored`` is wobble -> runs; ``new``, ``base`` and ``anchor`` are (name, number) -> run.
+    """
+    wobbles = {f"n{index}": WOBBLE[index % 8 :] + WOBBLE[: index % 8] for index in range(count)}  # not all alike
+    cases = [gated(name, stored=stored(own), **given) for name, own in wobbles.items()]
+    gate = Gate(cases, settings or GateSettings())
+    for number, name in enumerate(wobbles):
+        gate.add(node_of(name), new(name, 5 * number))
+    return gate, settle(gate, new, base=base, anchor=anchor)
+
+
 METRICS = {
     "latency_us": MetricMeaning(unit="us", better="lower"),
     "busbw_gb_per_s": MetricMeaning(unit="GB/s", better="higher"),
