@@ -15,14 +15,12 @@ from perfsuite.metrics.pipeline import (
     phases,
     step_bounds_s,
 )
-from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Record
 from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules import (
     SCHEDULES,
     StageTimes,
     durations_of,
-    evened_durations,
     find_imbalance,
     make_schedule,
     simulate,
@@ -77,20 +75,6 @@ def test_phases_add_up_to_the_step_and_their_idle_time_to_the_bubble(schedule, s
     assert bubble_ratio(timeline) == pytest.approx(idle / (schedule.ranks * (last - first)))
 
 
-def test_phases_of_1f1b_and_gpipe():
-    times = StageTimes.in_proportion([1] * 4)
-    gpipe = phases(simulate(make_schedule("gpipe", ranks=4, num_micro_batches=8), times))
-    assert [(each.warm_up_s, each.steady_s, each.cool_down_s) for each in gpipe] == [
-        (17, 0, 16),
-        (15, 0, 18),
-        (13, 0, 20),
-        (11, 0, 22),
-    ]
-    one_f_one_b = phases(simulate(make_schedule("1f1b", ranks=4, num_micro_batches=8), times))
-    assert [each.steady_s for each in one_f_one_b] == [12, 15, 18, 21]
-    assert one_f_one_b[3].steady_idle_s == 0
-
-
 def test_the_stage_that_binds_is_named_and_what_an_even_split_would_give():
     schedule = make_schedule("1f1b", ranks=4, num_micro_batches=8)
     uneven = simulate(schedule, StageTimes.in_proportion([1, 1, 3, 1], forward_s=2), detail=True)
@@ -110,13 +94,6 @@ def test_the_binding_stage_of_several_on_a_rank_is_the_heaviest_of_the_busiest_r
     assert (found.rank, found.stage) == (1, 1)  # 3 + 3 on rank 1 against 4 + 1 on rank 0
     found = find_imbalance(schedule, simulate(schedule, StageTimes.in_proportion([5, 2, 3, 1])))
     assert (found.rank, found.stage) == (0, 0)
-
-
-def test_evened_durations_are_means_by_kind():
-    schedule = make_schedule("gpipe", ranks=2, num_micro_batches=2)
-    evened = evened_durations(simulate(schedule, StageTimes.in_proportion([1, 3])))
-    assert {evened(action) for action in schedule.orders[0] if action.kind == "forward"} == {2}
-    assert {evened(action) for action in schedule.orders[1] if action.kind == "backward"} == {4}
 
 
 def test_a_longer_action_or_delay_never_shortens_the_step():
@@ -203,8 +180,3 @@ def test_metrics_read_the_timeline_of_a_measurement_or_say_that_there_is_none():
         reason = "no memory build was run" if spec.name == "peak_activations_gib" else "no timeline of a "
         assert reading.value is None
         assert reading.note.startswith(reason)
-
-
-def test_a_timeline_goes_through_json_unchanged():
-    timeline = simulate(make_schedule("zbv", ranks=2, num_micro_batches=3), StageTimes.in_proportion([0.5] * 4))
-    assert from_json(Timeline, to_json(timeline)) == timeline

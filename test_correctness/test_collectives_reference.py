@@ -78,11 +78,10 @@ def test_equals_numpy_and_passes_its_own_check(pool, op):
     compare()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "uint8"])
 @pytest.mark.parametrize("damage", ["element", "shifted", "halves swapped", "wider dtype"])
 @pytest.mark.parametrize("op", DIVIDED + WHOLE)
-def test_check_notices_a_damaged_output(pool, op, damage, dtype):
-    for seed in range(3):
+def test_check_notices_a_damaged_output(pool, op, damage):
+    for seed, dtype in enumerate(("fp32", "bf16", "uint8")):
         message_bytes = sizes(op, 4, dtype, elements=64)
         victim = {"Reduce": 0, "Gather": 0, "OneDirection": 2 + seed % 2}.get(op, seed)
         answers = pool.ask(

@@ -100,11 +100,6 @@ def test_damage_is_named(tmp_path, damage, message):
         read(tmp_path / "set", TOKENS)
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(InvalidParameter, match=r"nowhere' is not a folder; give one that has dataset.json"):
-        read(tmp_path / "nowhere", TOKENS)
-
-
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 def test_ranks_share_the_samples_without_gap_or_overlap(ranks, micro_batch_size, batches):
     shares = [numbers_of(replica=rank, replicas=ranks, micro_batch_size=micro_batch_size) for rank in range(ranks)]

@@ -175,27 +175,23 @@ def test_a_run_that_projects_keeps_the_projection_beside_the_reason(tmp_path):
     assert "MTT S4000 not found" in found["test_ddp_strong[s4000-ws4-gpt2-xl]"].not_measured
 
 
+def mote(folder, row):
+    """Option of a file with a device of a thousandth of a GiB."""
+    memory = '[platform.mote.memory]\nvalue = 0.001\nunit = "GiB"\nsource = "none"\n'
+    (folder / "mote.toml").write_text(f'[platform.mote]\ntitle = "Mote"\n{row}\n{memory}')
+    return "-o", f"perf_platforms={folder / 'mote.toml'}"
+
+
 def test_a_case_that_does_not_fit_here_is_skipped(tmp_path):
-    """This machine's cores with a row that gives them a thousandth of a GiB."""
     name = detect_machine(load_catalog(()), "cpu").devices[0].reported_name
-    toml = tmp_path / "mote.toml"
-    toml.write_text(
-        f'[platform.mote]\ntitle = "Mote"\nfamily = "cpu"\nmatch = [{json.dumps(name)}]\n'
-        '[platform.mote.memory]\nvalue = 0.001\nunit = "GiB"\nsource = "none"\n'
-    )
-    printed = pytest_of_suite(tmp_path, "-k", "mote and test_overlap", "-o", f"perf_platforms={toml}")
+    own = mote(tmp_path, f'family = "cpu"\nmatch = [{json.dumps(name)}]')
+    printed = pytest_of_suite(tmp_path, "-k", "mote and test_overlap", *own)
     assert "2 skipped" in printed
     assert "and Mote has 0.001 GiB" in printed
 
 
 def test_every_training_test_asks_whether_its_step_fits(tmp_path):
-    """On a device of a thousandth of a GiB nothing trains."""
-    toml = tmp_path / "mote.toml"
-    toml.write_text(
-        '[platform.mote]\ntitle = "Mote"\nfamily = "cuda"\nnames = ["Mote"]\n'
-        '[platform.mote.memory]\nvalue = 0.001\nunit = "GiB"\nsource = "none"\n'
-    )
-    taken = take_down(tmp_path, "-k", "mote", "-o", f"perf_platforms={toml}")
+    taken = take_down(tmp_path, "-k", "mote", *mote(tmp_path, 'family = "cuda"\nnames = ["Mote"]'))
     training = [case for case in taken if case["workload"] in TRAINING]
     assert len(training) > 100
     assert set() == {case["test"] for case in training if not case["why_not"]}

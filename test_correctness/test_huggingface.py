@@ -28,10 +28,10 @@ from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.operations import MatmulKernel
 from perfsuite.projection.step import project
 from perfsuite.record.result import Training
 from perfsuite.workloads.training.parity import TrainParity
+from test_correctness.test_projection_terms import products, scores
 
 SAMPLES = Path(__file__).parent / "huggingface"
 PUBLISHED = {row["model"]: row for row in json.loads((SAMPLES / "published.json").read_text())}
@@ -66,33 +66,28 @@ def test_parameters_are_those_that_are_published(tmp_path, name):
     assert model.parameters == Architecture.of(model).parameters == PUBLISHED[name]["parameters"]
 
 
-@pytest.mark.parametrize("kind", SMALL)
-def test_operations_are_those_that_torch_counts(tmp_path, kind):
-    row = SMALL[kind]
-    model = dataclasses.replace(read(tmp_path, row["config"]), sequence_length=row["tokens"])
-    assert (model.forward_flops, model.parameters) == (row["flops"], row["parameters"])
-    assert (Architecture.of(model).forward_flops, Architecture.of(model).parameters) == (
-        row["flops"],
-        row["parameters"],
-    )
+ALONE = Layout.parse("1", global_batch=1)
+
+
+def block(model, code, *, experts=False):
+    return operations.block(operations.Share(model=model, layout=ALONE, code=code), experts=experts).forward
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_a_projection_prices_the_operations_that_torch_counts(tmp_path, kind):
+def test_a_model_has_and_a_projection_prices_the_operations_that_torch_counts(tmp_path, kind):
     """Products and attention of all blocks and the head, forward; parameters of all blocks and the ends."""
     row = SMALL[kind]
-    model = Architecture.of(dataclasses.replace(read(tmp_path, row["config"]), sequence_length=row["tokens"]))
-    layout = Layout.parse("1", global_batch=1)
-    share = operations.Share(model=model, layout=layout, code=Implementation(name="", source="", causal_skips=False))
-    flops = sum(2 * one.m * one.n * one.k for one in operations.head(share).forward if isinstance(one, MatmulKernel))
-    parameters = operations.end_parameters(model, layout, first=True, last=True)
+    decoder = dataclasses.replace(read(tmp_path, row["config"]), sequence_length=row["tokens"])
+    model, code = Architecture.of(decoder), Implementation(name="", source="", causal_skips=False)
+    for each in (decoder, model):
+        assert (each.forward_flops, each.parameters) == (row["flops"], row["parameters"])
+    flops = products(operations.head(operations.Share(model=model, layout=ALONE, code=code)).forward)
+    parameters = operations.end_parameters(model, ALONE, first=True, last=True)
     for experts, layers in ((False, model.layers - model.expert_layers), (True, model.expert_layers)):
         if layers:
-            block = operations.block(share, experts=experts).forward
-            products = sum(2 * one.groups * one.m * one.n * one.k for one in block if isinstance(one, MatmulKernel))
-            scores = sum(one.flops for one in block if isinstance(one, operations.BlockAttention))
-            flops += layers * (products + scores)
-            parameters += layers * operations.block_share(model, layout, experts=experts)
+            forward = block(model, code, experts=experts)
+            flops += layers * (products(forward) + scores(forward))
+            parameters += layers * operations.block_share(model, ALONE, experts=experts)
     assert (flops, parameters) == (pytest.approx(row["flops"], rel=1e-12), row["parameters"])
 
 
@@ -174,12 +169,6 @@ def test_named_models_are_those_of_their_files(tmp_path, name, source):
         assert dataclasses.replace(filed, name=name, notes=()) == model
 
 
-def test_what_a_token_meets_of_experts():
-    """Published: 3.3 of 30.5 and 37 of 671 billion parameters."""
-    active = {name: find(name).active_parameters for name in ("qwen3-30b-a3b", "deepseek-v3")}
-    assert active == {"qwen3-30b-a3b": 3353032704, "deepseek-v3": 37552297472}
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -203,16 +192,13 @@ def test_a_journal_makes_no_report_read_a_file(tmp_path):
     assert stated({"model": "llama3-8b"})["hidden_size"] == 4096
 
 
-def test_a_name_comes_before_a_file_of_that_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "gpt2").mkdir()
-    assert find_projected("gpt2") is find("gpt2") is MODELS["gpt2"]
-
-
-def test_a_folder_is_read_by_its_config(tmp_path):
+def test_a_folder_is_read_by_its_config_unless_a_model_has_its_name(tmp_path, monkeypatch):
     read(tmp_path, PUBLISHED[LLAMA]["config"])
     assert find_projected(str(tmp_path)).parameters == 8030261248
     assert find_projected(str(tmp_path / "config.json"), {"layers": 2}).layers == 2
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert find_projected("gpt2") is find("gpt2") is MODELS["gpt2"]
 
 
 @pytest.mark.parametrize(
@@ -258,18 +244,8 @@ def test_sliding_windows_leave_out_pairs_of_tokens(tmp_path, model, changes, win
     left_out = window[1] * 4 * found.heads * found.features * pairs
     assert whole.block_flops - found.block_flops == pytest.approx(left_out, abs=1.0)
     assert Architecture.of(found).forward_flops == pytest.approx(found.forward_flops)
-    layout = Layout.parse("1", global_batch=1)
     code = Implementation(name="", source="")
-    flops, all_flops = (
-        sum(
-            one.flops
-            for one in operations.block(
-                operations.Share(model=Architecture.of(each), layout=layout, code=code), experts=False
-            ).forward
-            if isinstance(one, operations.BlockAttention)
-        )
-        for each in (found, whole)
-    )
+    flops, all_flops = (scores(block(Architecture.of(each), code)) for each in (found, whole))
     assert flops / all_flops == pytest.approx(found.pair_share)
 
 
@@ -278,10 +254,8 @@ def test_sliding_windows_leave_out_pairs_of_tokens(tmp_path, model, changes, win
     [
         (LLAMA, {}, None),
         (LLAMA, {"adapter_width": 16}, "not read, and may change the count: adapter_width"),
-        (LLAMA, {"n_shared_experts": 2}, "not read, and may change the count: n_shared_experts"),
         (LLAMA, {"adapter_width": None, "pruned_heads": {}, "is_encoder_decoder": False, "top_p": 1.0}, None),
         (LLAMA, {"pruned_heads": {"0": [1]}}, "not read, and may change the count: pruned_heads"),
-        (LLAMA, {"router_bias": True}, "not read, and may change the count: router_bias"),
         (
             LLAMA,
             {f"field{i}": i for i in range(10)},
@@ -322,7 +296,6 @@ def test_the_language_model_of_a_larger_model_is_read_and_said_so(tmp_path):
 REFUSED = [
     ("", ":1: not JSON (Expecting value"),
     ("[1, 2]", "holds a list, not an object"),
-    ('{"a": ', ":1: not JSON (Expecting value"),
     (b"\xff\xfe", "is not UTF-8 at byte 0"),
     ("[" * 100000, "nested too deep"),
     ('{"hidden_size": 1' + 9000 * "0" + "}", "digits is not a number"),
@@ -339,18 +312,15 @@ REFUSED = [
     (changed(LLAMA, hidden_size=True), "hidden_size=true is not valid"),
     (changed(LLAMA, hidden_size=[4096]), "hidden_size=a list is not valid"),
     (changed(LLAMA, num_hidden_layers=0), "num_hidden_layers=0 is not valid"),
-    (changed(LLAMA, num_hidden_layers=-1), "num_hidden_layers=-1 is not valid"),
     (changed(LLAMA, num_hidden_layers=10**9), "num_hidden_layers=1000000000 is not valid"),
     (changed(LLAMA, num_hidden_layers=10**6), "layers=1000000 of model"),
     (changed(LLAMA, num_attention_heads=33), "does not divide"),
-    (changed(LLAMA, num_key_value_heads=5), "kv_heads=5 does not divide heads=32"),
     (changed(LLAMA, max_position_embeddings=0), "max_position_embeddings=0 is not valid"),
     (changed(LLAMA, mlp_bias="no"), 'mlp_bias="no" is not valid; give true or false'),
     (changed(LLAMA, tie_word_embeddings=1), "tie_word_embeddings=1 is not valid"),
     (changed(LLAMA, layer_types=["linear_attention"] * 32), "layer_types has unknown layers"),
     (changed(LLAMA, model_type="internlm2", bias=True), "bias=true changes the count in a way that is not read"),
     (changed("bigcode/starcoder2-15b", norm_type="rms_norm"), 'norm_type="rms_norm" changes the count'),
-    (changed(LLAMA, layer_types="full_attention"), "layer_types has unknown layers"),
     (changed(DEEPSEEK, moe_layer_freq=2), "moe_layer_freq=2 changes the count in a way that is not read; only 1 is"),
     (changed(DEEPSEEK, attention_bias=True), "attention_bias=true changes the count"),
     (changed(DEEPSEEK, num_experts_per_tok=300), "top_k=300"),
@@ -359,7 +329,6 @@ REFUSED = [
     (changed(QWEN_EXPERTS, decoder_sparse_step=2), "decoder_sparse_step=2 changes the count"),
     (changed(QWEN_EXPERTS, shared_expert_intermediate_size=512), "shared_expert_intermediate_size=512 changes"),
     (changed(QWEN_EXPERTS, mlp_only_layers=[3]), "mlp_only_layers=a list is not read"),
-    (changed(QWEN_EXPERTS, mlp_only_layers=3), "mlp_only_layers=3 is not read"),
     (changed(DEEPSEEK, topk_method="greedy"), 'topk_method="greedy" changes the count'),
     (changed(LLAMA, is_encoder_decoder=True), "is_encoder_decoder=true changes the count"),
     (changed("openai-community/gpt2", add_cross_attention=True), "add_cross_attention=true changes the count"),
@@ -382,10 +351,8 @@ def test_a_file_without_a_model_is_refused_in_one_line(tmp_path, capsys, monkeyp
     ("name", "message"),
     [
         ("meta-llama/Llama-2-7b-hf", "cannot be read: No such file or directory; give the config.json of a model"),
-        ("missing.json", "cannot be read"),
         ("/dev/zero", "it is a pipe or a device"),
         ("llama3-8", "did you mean llama3-8b"),
-        ("deepseek", "did you mean deepseek-v3?"),
         ("x" * 5000 + ".json", "cannot be read"),
         ("a/\0b", "null"),
         ("\0", "is unknown"),
@@ -404,8 +371,6 @@ def test_names_that_no_model_has(capsys, monkeypatch, name, message):
     [
         ("layers=2", "dense_layers=3 of model deepseek-v3 leaves no layer with experts"),
         ("notes=3", "has no field notes"),
-        ("top_k=0", "top_k=0"),
-        ("value_width=0", "value_width=0"),
         ("tied=2", "tied=2 of model deepseek-v3 is not valid; choose a whole number from 0 to 1"),
         ("words=-5", "words=-5"),
     ],
@@ -446,8 +411,6 @@ def test_project_and_advise_print_the_model_of_a_file(tmp_path, capsys):
     [
         ("meta-llama/Llama-2-7b-hf", {}, 4096),
         (LLAMA, {}, 8192),
-        ("meta-llama/Llama-3.1-405B", {}, 8192),
-        ("Qwen/Qwen2.5-32B", {}, 8192),
         ("openai-community/gpt2", {}, 1024),
         (DEEPSEEK, {}, 4096),
         (

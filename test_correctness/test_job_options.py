@@ -16,16 +16,8 @@ from perfsuite.workloads.training.train_step import TrainStep
 COUNTS = ["-1", "0", "1", "2", "3", "8", "64", "1000000000000", "9" * 30, "1.5", "nan", "", "eight", "٣"]
 AMOUNTS = ["nan", "inf", "-inf", "-5", "0", "1e-300", "1e300", "50", "400", "", "fast", "5e-324"]
 OVERRIDES = ["layers=0", "layers=-1", "layers=2", "heads=0", "heads=3", "width=0", "width=1", "words=0", "context=0"]
-OVERRIDES += [
-    "layers",
-    "=",
-    "layers=1e9",
-    "sequence_length=0",
-    "name=3",
-    "x=1",
-    "words_multiple=0",
-    "layers=99999999999",
-]
+OVERRIDES += ["layers", "=", "layers=1e9", "sequence_length=0", "name=3", "x=1", "words_multiple=0"]
+OVERRIDES += ["layers=99999999999"]
 LAYOUTS = ["1", "dp8", "dp0", "dp", "tp8-dp2", "tp3", "pp4", "pp99", "ep4", "ep4-tp2", "cp2", "cp3", "dp8-dp8", "", "-"]
 LAYOUTS += ["dp_shard2", "dp_replicate2-dp_shard4", "pp2-dp2-tp2", "dp-2", "tp1-pp1", "dp99999999999999999999", "dp16"]
 MODELS = ["llama2-7b", "gpt2", "mixtral-8x7b", "moe-tiny", "latte-l", "opensora", "gpt3-175b", "llama", "", "\x1b[31m"]
@@ -138,6 +130,12 @@ def test_nonsense_is_refused_in_a_line_and_a_figure_is_a_number_above_0(command,
         ("project", ["--mtbf=llama3"], "--mtbf needs a curve; add --curve"),
         ("project", ["--strong"], "--strong needs a curve; add --curve"),
         ("project", ["--curve=8..64", "--checkpoint-s=5"], "--checkpoint-s needs a goodput; add --mtbf"),
+        ("project", ["--curve=8-64"], "not a range of devices"),
+        ("project", ["--curve=8..64", "--mtbf=llama"], "llama3"),
+        ("project", ["--layout=dp2-tp4", "--trace=/nowhere/x.json"], "no pipeline to draw"),
+        ("project", ["--override=layers"], "FIELD=NUMBER"),
+        ("advise", ["--platform=s400"], "s4000"),
+        ("advise", ["--calibration=nothing.json"], "cannot be read"),
         ("project", ["--sharding=parameters", "--stages-per-rank=8"], "layout dp8 has no pp; add pp2 or more"),
         ("project", ["--layout=dp8", "--schedule=zbv"], "schedule zbv is about pp, which layout dp8 lacks"),
         ("project", ["--layout=dp8", "--sequence-parallel"], "sequence_parallel is about tp, which layout dp8 lacks"),

@@ -202,22 +202,17 @@ class Graphs:
         return SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 0.185)
 
 
-def test_a_kernel_in_a_graph_takes_what_the_device_takes(monkeypatch):
-    monkeypatch.setattr(torch, "get_device_module", lambda device: Graphs())
-    ran = []
+def test_a_kernel_in_a_graph_takes_what_the_device_takes_and_what_cannot_be_captured_has_no_time(monkeypatch):
+    module, ran = Graphs(), []
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     assert 1.85e-6 == pytest.approx(captured_kernel_s(torch.device("cuda"), lambda: ran.append(1)))
     assert 101 == len(ran)  # one before, 100 captured
     assert captured_kernel_s(torch.device("xpu"), ran.clear) is None  # this module has no graph of that name
-
-
-def test_what_cannot_be_captured_has_no_time_of_its_own(monkeypatch):
-    module = Graphs()
 
     def refuse(graph):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     module.graph = refuse
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     assert captured_kernel_s(torch.device("cuda"), lambda: None) is None
 
 

@@ -82,17 +82,6 @@ def test_prediction_ends_there_too_and_hardly_ever_tries_more(memory, budget, mo
     assert len(over) <= 1 + math.log2(most)
 
 
-def test_a_straight_line_is_never_overstepped():
-    tried = []
-
-    def measure(batch):
-        tried.append(batch)
-        return 1000.0 + 7 * batch, 7.0 * batch
-
-    found = by_prediction(measure, 8000.0, 1 << 16)
-    assert (found.batch, found.predicted_bytes, tried) == (1000, 8000.0, [1, 2, 4, 1000])
-
-
 # -- the case ----------------------------------------------------------------------------------------------------
 
 

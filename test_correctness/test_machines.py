@@ -11,8 +11,6 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, CollectiveLine, write_calibration
-from perfsuite.projection.job import Node, TrainingJob
-from perfsuite.projection.step import project
 from perfsuite.published.lookup import shipped
 from perfsuite.published.recipes import find, recipes
 from perfsuite.published.recipes.recipe import MACHINES
@@ -169,12 +167,6 @@ def test_a_projection_on_a_machine_is_of_its_network_and_says_so(capsys):
     assert "machine" not in {flag["name"] for flag in makers["flags"]}
 
 
-def test_more_nodes_than_the_machine_has_are_said(capsys):
-    found = projected(capsys, "--machine", "mccx-d800", "--override", "words_multiple=128")
-    (text,) = (flag["text"] for flag in found["flags"] if flag["name"] == "machine")
-    assert text.endswith("32 devices are more than its 8: more such nodes")
-
-
 def test_a_recipe_is_projected_on_its_reports_machine_beside_what_is_published(capsys):
     name = "003-MP_1x32x1_16_3072x32"
     assert main(["project", "--recipe", name, "--json"]) == 0
@@ -231,27 +223,6 @@ def test_a_machine_replaces_what_a_calibration_measured_between_nodes(capsys, tm
     given = projected(capsys, "--platform", "v100", "--network", "12.5", *by_file)
     assert alone["by_resource"]["network"] < 0.1 * there["by_resource"]["network"]
     assert there["by_resource"]["network"] == pytest.approx(given["by_resource"]["network"])
-
-
-@pytest.mark.parametrize(
-    ("name", "platform"),
-    [
-        ("002-llama2_7b-bf16-1x8", "s4000"),
-        ("003-DP_32x1x1_64_1536x16", "v100"),
-        ("004-multi-node-gpt3-13b-fsdp-4x8", "a100"),
-        ("004-gpt2-xl-ddp-b32-8x8", "h100"),
-    ],
-)
-def test_a_published_run_can_be_projected_on_its_machine(name, platform):
-    recipe = find(name)
-    machine = recipe.machine(CATALOG, platform)
-    row = machine.row(CATALOG.find(platform))
-    mesh = recipe.parameters.get("mesh")
-    shape = MeshShape.parse(mesh) if mesh else MeshShape.of(dp=recipe.world_size)
-    step = TrainingJob.of(TrainStep(**recipe.parameters).work(shape).training, row)
-    assert step.node == Node(devices=8, network_gb_per_s=machine.network.value)
-    found = project(step, Calibration.from_platform(row))
-    assert 0 < found.low_s < found.high_s
 
 
 # -- pytest --perf-project -----------------------------------------------------------------------------------------

@@ -9,12 +9,10 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.record.result import Peaks
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.driver import Job
 from perfsuite.workloads.moe_layer import MoeLayer
 from test_correctness.helpers import broken_experts
-from test_correctness.helpers.local_driver import COMPILER, WORKER, driver_fixture
+from test_correctness.helpers.local_driver import COMPILER, WORKER, driver_fixture, records, run
 
-ONCE = Budget(smoke=True, timeout_s=90.0)
 QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.01, timeout_s=90.0)
 SIZES = {"batch_size": 4, "sequence_length": 16, "width": 16, "hidden": 24, "experts": 4}
 DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
@@ -24,15 +22,6 @@ driver = driver_fixture("torch", COMPILER, WORKER)
 
 def layer(kind=MoeLayer, **case):
     return kind(**{"mesh": "ep2", **SIZES, **case})
-
-
-def run(driver, workload, budget=ONCE):
-    shape = MeshShape.parse(workload.mesh)
-    return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=budget))
-
-
-def records(measurement):
-    return {record.name: record.value for record in measurement.records}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +39,7 @@ def records(measurement):
 )
 def test_a_layer_is_checked_against_a_loop(driver, case):
     workload = layer(**case)
-    found = records(run(driver, workload))
+    found = records(run(driver, workload, workload.mesh))
     assert (found["dropped_share"] > 0) == ("capacity_factor" in case)
     if "skew" in case:
         assert found["expert_imbalance"] == pytest.approx(case["skew"], rel=0.01)
@@ -69,7 +58,7 @@ def test_a_layer_is_checked_against_a_loop(driver, case):
     ],
 )
 def test_deepspeed_s_layer_is_checked_against_a_loop(driver, mesh, capacity_factor):
-    measurement = run(driver, layer(mesh=mesh, implementation="deepspeed", capacity_factor=capacity_factor))
+    measurement = run(driver, layer(mesh=mesh, implementation="deepspeed", capacity_factor=capacity_factor), mesh)
     assert measurement.process == "fresh"
     assert (records(measurement)["dropped_share"] > 0) == (capacity_factor is not None)
 
@@ -87,12 +76,12 @@ def test_deepspeed_s_layer_is_checked_against_a_loop(driver, mesh, capacity_fact
 def test_a_wrong_layer_is_found(driver, broken, said):
     large = {"width": 512, "hidden": 1024, "sequence_length": 8} if broken is broken_experts.LargeOther else {}
     with pytest.raises(WrongResult, match=f"{said} .*against a plain loop"):
-        run(driver, layer(broken, **large))
+        run(driver, layer(broken, **large), "ep2")
 
 
 def test_all_to_alls_and_computation_make_up_the_step(driver):
     workload = layer()
-    measurement = run(driver, workload, QUICK)
+    measurement = run(driver, workload, workload.mesh, budget=QUICK)
     spans = {span.name: span for span in measurement.spans}
     # Counts, rows there and back, and both ways again in the backward.
     assert spans["communication"].count == 5

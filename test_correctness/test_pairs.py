@@ -24,6 +24,7 @@ from perfsuite.reports.tables.report import STYLES, report
 from perfsuite.run.session import Case
 from perfsuite.workloads.pairs import Pairs
 from simmusa.costs import Costs
+from test_correctness.helpers.local_driver import local_driver, run
 from test_correctness.helpers.machines import matrix
 from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.simmusa_ranks import KERNELS, QUICK, opened, require_built
@@ -121,29 +122,28 @@ def test_pairs_are_compared_with_their_like_alone():
 # -- kinds of links ---------------------------------------------------------------------------------------------
 
 
-def test_links_follow_the_devices_that_are_visible():
-    def kinds(variables, devices=2):
-        one = result(alike(devices), devices=devices, topology=TOPOLOGY, variables=variables)
-        return set(links(one.measurement.ranks, one.environment).values())
+def kinds(devices=2, *, ranks=2, topology=TOPOLOGY, variables=None, **places):
+    one = result(alike(ranks), devices=devices, topology=topology, variables=variables, **places)
+    return set(links(one.measurement.ranks, one.environment).values())
 
-    assert {"NV18"} == kinds({})
-    assert {"SYS"} == kinds({"MUSA_VISIBLE_DEVICES": "3,1"})
-    assert {"within the host"} == kinds({"CUDA_VISIBLE_DEVICES": "GPU-1a2b,GPU-3c4d"})
-    assert {"within the host"} == kinds({"CUDA_VISIBLE_DEVICES": "7"})
+
+@pytest.mark.parametrize(
+    ("variable", "given", "kind"),
+    [
+        ("MUSA_VISIBLE_DEVICES", "3,1", "SYS"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-1a2b,GPU-3c4d", "within the host"),
+        ("CUDA_VISIBLE_DEVICES", "7", "within the host"),
+        *(("NVIDIA_VISIBLE_DEVICES", of_container, "NV18") for of_container in ("all", "void", "3,1", "GPU-1a2b")),
+    ],
+)
+def test_links_follow_the_devices_that_are_visible_and_not_the_variable_of_a_container(variable, given, kind):
+    assert ({"NV18"}, {kind}) == (kinds(), kinds(variables={variable: given}))
     assert (Cuda.visible_variable, Musa.visible_variable) == VISIBLE
 
 
-@pytest.mark.parametrize("given", ["all", "void", "3,1", "GPU-1a2b,GPU-3c4d"])
-def test_links_do_not_follow_the_variable_of_a_container(given):
-    one = result(alike(2), devices=2, topology=TOPOLOGY, variables={"NVIDIA_VISIBLE_DEVICES": given})
-    assert {"NV18"} == set(links(one.measurement.ranks, one.environment).values())
-
-
 def test_links_between_hosts_and_of_one_device():
-    one = result(alike(4), devices=2, hosts=2, topology=matrix(2, "MT2"))
-    assert {"MT2", "network"} == set(links(one.measurement.ranks, one.environment).values())
-    one = result(alike(2), devices=1, ranks_per_device=2)
-    assert {"one device"} == set(links(one.measurement.ranks, one.environment).values())
+    assert {"MT2", "network"} == kinds(ranks=4, hosts=2, topology=matrix(2, "MT2"))
+    assert {"one device"} == kinds(1, ranks_per_device=2, topology="")
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def session(tmp_path_factory):
         yield session
 
 
-def run(session, workload, ranks=4):
+def simulated(session, workload, ranks=4):
     case = Case(id=f"t.py::{workload}", workload=workload, world_size=ranks, budget=QUICK, platform="s4000")
     return session.run(case)
 
@@ -248,7 +248,7 @@ def run(session, workload, ranks=4):
 @pytest.mark.extended
 def test_a_link_made_slow_is_named_with_its_factor(session):
     """On simulated devices, whose time is exact: a message takes 20 us + 1 MiB / (100 GB/s), that link 2.5 times."""
-    one = run(session, Pairs(message_bytes=MIB))
+    one = simulated(session, Pairs(message_bytes=MIB))
     usual_s = 20e-6 + MIB / 100e9
     times_s = message_times_s(one.measurement)
     assert {pair: pytest.approx((2.5 if pair == (1, 2) else 1) * usual_s, rel=1e-4) for pair in alike(4)} == times_s
@@ -258,11 +258,12 @@ def test_a_link_made_slow_is_named_with_its_factor(session):
 
 @pytest.mark.extended
 def test_both_directions_at_once_are_as_slow_as_the_slower(session):
-    one = run(session, Pairs(message_bytes=1024, directions="both"), ranks=3)
+    one = simulated(session, Pairs(message_bytes=1024, directions="both"), ranks=3)
     assert [(1, 2)] == [slow.pair for slow in pair_matrices([one])[0].slow]
     assert "pair_us" in {metric.name for metric in one.metrics}
 
 
-def test_a_message_of_another_rank_is_wrong(session):
-    with pytest.raises(WrongResult, match="on rank 2, element 0 of the message from rank 0"):
-        run(session, Misdirected(message_bytes=1024), ranks=3)
+def test_a_message_of_another_rank_is_wrong(tmp_path):
+    wrong = pytest.raises(WrongResult, match="on rank 2, element 0 of the message from rank 0")
+    with local_driver(tmp_path) as driver, wrong:
+        run(driver, Misdirected(message_bytes=1024), 3)

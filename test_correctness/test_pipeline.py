@@ -18,19 +18,25 @@ from perfsuite.platforms import families
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Measurement, Peaks
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, StageTimes, durations_of, simulate
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
-from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers import pipeline_faults
-from test_correctness.helpers.local_driver import FSDP, PIPELINING, WORKER, driver_fixture
+from test_correctness.helpers import local_driver, pipeline_faults
+from test_correctness.helpers.local_driver import (
+    FSDP,
+    ONCE,
+    PIPELINING,
+    WORKER,
+    driver_fixture,
+    parity_error,
+    records,
+)
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.several import Build, records_of
 
 ROOT = Path(__file__).parent.parent
-ONCE = Budget(smoke=True, timeout_s=300.0)
 QUICK = Budget(
     min_rounds=2, max_rounds=2, max_time_s=0.01, warmup_time_s=0.01, warmup_min_iterations=1, timeout_s=300.0
 )
@@ -40,19 +46,12 @@ TINY = {"model": "gpt2-tiny", "overrides": {"layers": 8, "width": 48, "words": 6
 driver = driver_fixture("torch", FSDP, PIPELINING, WORKER)
 
 
-def run(driver, workload, *, mesh="", budget=QUICK, purpose="time"):
-    shape = MeshShape.parse(mesh or workload.layout())
-    return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=budget, purpose=purpose))
+def run(driver, workload, *, budget=QUICK):
+    return local_driver.run(driver, workload, workload.layout(), budget=budget)
 
 
-def records(measurement):
-    return {record.name: record.value for record in measurement.records}
-
-
-def parity(driver, mesh, *, workload=TrainParity, **case):
-    """Largest relative error of a pipeline against one process."""
-    twin = workload(**staged(**{"micro_batch_size": 1, **case}))
-    return records(run(driver, twin, mesh=mesh, budget=ONCE))["parity_error"]
+def parity(driver, mesh, **case):
+    return parity_error(driver, mesh, **staged(**{"micro_batch_size": 1, **case}))
 
 
 def fewest_micro_batches(schedule, ranks):
@@ -128,21 +127,10 @@ def test_many_random_counts(driver, case):
     assert_parity(driver, case)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_micro_batches", [8, 16])
-@pytest.mark.parametrize("model", ["gpt2", "llama2-70b"])
-@pytest.mark.parametrize("mesh", ["pp4", "pp8", "pp4-dp2", "pp2-dp4"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_grid(driver, schedule, mesh, model, num_micro_batches):
-    if schedule == "dualpipev" and num_micro_batches < 2 * MeshShape.parse(mesh).size("pp"):
-        pytest.skip("too few micro-batches for the schedule")
-    assert parity(driver, mesh, model=model, schedule=schedule, num_micro_batches=num_micro_batches) <= 1e-5
-
-
 def test_copies_of_the_embedding_whose_gradients_are_not_added_up_are_found(driver):
     message = r"gradient of tokens.weight under hybrid, schedule=1f1b on mesh pp2, accumulation 2"
     with pytest.raises(WrongResult, match=message):
-        parity(driver, "pp2", workload=pipeline_faults.ForgetfulParity, model="gpt2", num_micro_batches=2)
+        parity(driver, "pp2", kind=pipeline_faults.ForgetfulParity, model="gpt2", num_micro_batches=2)
 
 
 def test_a_stage_that_computes_something_else_is_found(driver):
@@ -203,34 +191,17 @@ def test_actions_last_as_long_as_their_sleep(driver):
         assert event.end_s - event.start_s >= 0.02 * sleeps
 
 
-SLEEPING = pytest.mark.parametrize(("schedule", "count"), [("naive", 2), ("gpipe", 4), ("interleaved_1f1b", 4)])
-
-
-def beyond_simulated(driver, schedule, count):
-    """Records, the case, and by how much its bubble is larger than the simulated one."""
+@pytest.mark.slow  # on a quiet machine: how much a loaded one adds to 15 ms is up to the load
+@pytest.mark.parametrize(("schedule", "count"), [("naive", 2), ("gpipe", 4), ("interleaved_1f1b", 4)])
+def test_the_bubble_of_sleeping_stages_is_the_simulated_one(driver, schedule, count):
     case = EmulatedPipeline(mesh="pp4", schedule=schedule, num_micro_batches=count, action_ms=15)
     measurement = run(driver, case)
     found = records(measurement)
-    return found, case, bubble_ratio(measurement.timeline) - found["bubble_ratio_simulated"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "count"), [("interleaved_1f1b", 4)])
-def test_the_bubble_of_sleeping_stages_is_no_less_than_the_simulated_one(driver, schedule, count):
-    found, case, beyond = beyond_simulated(driver, schedule, count)
-    # What the runtime and a loaded machine add to 15 ms makes a bubble larger, never smaller.
-    assert -0.02 <= beyond
+    assert -0.02 <= bubble_ratio(measurement.timeline) - found["bubble_ratio_simulated"] <= 0.15
     assert found["bubble_ratio_low"] <= found["bubble_ratio_median"] <= found["bubble_ratio_high"]
     times = StageTimes.in_proportion([1] * case.find_schedule().num_stages)
     ideal = bubble_ratio(simulate(case.find_schedule(), times))
     assert found["bubble_ratio_balanced"] == pytest.approx(ideal, abs=0.05)
-
-
-@pytest.mark.slow  # on a quiet machine: how much a loaded one adds is up to the load
-@SLEEPING
-def test_the_bubble_of_sleeping_stages_is_the_simulated_one(driver, schedule, count):
-    _, _, beyond = beyond_simulated(driver, schedule, count)
-    assert -0.02 <= beyond <= 0.15
 
 
 def test_a_measurement_with_a_timeline_goes_through_the_journal(driver):
@@ -263,20 +234,13 @@ def test_side_by_side_pipelines_have_one_timeline(driver):
 
 
 def test_the_watch_comes_off(driver):
-    job = Job(
-        workload=FunctionWorkload(function=pipeline_faults.detached),
-        world_size=2,
-        shape=MeshShape.of(pp=2),
-        budget=ONCE,
-    )
-    found = records(driver.run(job))
+    found = records(local_driver.run(driver, FunctionWorkload(function=pipeline_faults.detached), "pp2"))
     assert (found["spans_detached"], found["wrapped_methods"]) == (0, 0)
     assert found["spans_attached"] > 24
 
 
 def test_clocks_of_several_hosts_are_compared(driver):
-    job = Job(workload=FunctionWorkload(function=pipeline_faults.clock), world_size=3, budget=ONCE)
-    found = records(driver.run(job))
+    found = records(local_driver.run(driver, FunctionWorkload(function=pipeline_faults.clock), 3))
     assert found["offset_s_0"] == 0
     # Wrong by half a message's way at most: far less than a thousand seconds.
     assert found["offset_s_1"] == pytest.approx(-1000, abs=10)

@@ -131,20 +131,6 @@ def test_what_a_loader_process_refuses_is_one_line(videos, tmp_path):
         batches.close()
 
 
-@pytest.mark.extended
-@CODEC
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_loaders_decode_each_rank_s_videos(videos, num_workers):
-    rows = Rows(RAW, read(videos, RAW))
-    share = numbers_of(replica=1, replicas=2, micro_batch_size=1)
-    batches = Files(RAW, read(videos, RAW), share, torch.device("cpu"), num_workers=num_workers)
-    try:
-        for number in (1, 3, 5):
-            assert torch.equal(next(batches)["video"][0], rows[number]["video"])
-    finally:
-        batches.close()
-
-
 def sound(file):
     """A file with sound and no picture, as sets of clips have some."""
     import av

@@ -28,6 +28,19 @@ def projected(capsys, *options):
     return json.loads(capsys.readouterr().out)
 
 
+def _kind(row, software=""):
+    """Nodes and (device, dtype, software, experts) of a row."""
+    nodes = -(-row.layout.world_size // row.devices_per_node)
+    return nodes, (platform_of(row).name, row.dtype, software, row.architecture.experts)
+
+
+def _inside(error, regime, software=""):
+    """Whether a published step took as long as the printed band says."""
+    nodes, kind = _kind(error.row, software)
+    band = find_band(regime, nodes=nodes, octaves=0.0, kind=kind)
+    return band.low <= error.row.step_time_s / error.predicted_s <= band.high
+
+
 def test_constants_are_of_the_same_device_or_traits_alone():
     catalog = load_catalog(())
     same, regime = softwares.constants_for("llm-foundry", catalog.find("h100"))
@@ -183,11 +196,7 @@ def test_published_steps_of_torchtitan_lie_in_the_printed_band(monkeypatch):
     monkeypatch.setattr(runs, "all_constants", softwares.fitted_constants)  # as they ship, which took 3 s to fit
     errors = runs.run_torchtitan()
     assert len(errors) == 6
-    for error in errors:
-        nodes = -(-error.row.layout.world_size // error.row.devices_per_node)
-        kind = (platform_of(error.row).name, error.row.dtype, "torchtitan", 0)
-        band = find_band("software, another device", nodes=nodes, octaves=0.0, kind=kind)
-        assert band.low <= error.row.step_time_s / error.predicted_s <= band.high
+    assert all(_inside(error, "software, another device", "torchtitan") for error in errors)
 
 
 @pytest.mark.extended
@@ -227,13 +236,9 @@ def test_bands_cover_four_fifths_of_each_kind():
     ):
         inside = {}
         for error in errors:
-            row, device = error.row, platform_of(error.row).name
-            nodes = -(-row.layout.world_size // row.devices_per_node)
-            software = SOFTWARE[row.id] if regime.startswith("software") else ""
-            kind = (device, row.dtype, software, row.architecture.experts)
-            band = find_band(regime, nodes=nodes, octaves=0.0, kind=kind)
-            ratio = row.step_time_s / error.predicted_s
-            inside.setdefault(kinds_of(nodes, *kind)[0], []).append(band.low <= ratio <= band.high)
+            software = SOFTWARE[error.row.id] if regime.startswith("software") else ""
+            nodes, kind = _kind(error.row, software)
+            inside.setdefault(kinds_of(nodes, *kind)[0], []).append(_inside(error, regime, software))
         for kind, held in inside.items():
             if len(held) >= 20:
                 assert 0.75 <= sum(held) / len(held) <= 0.88, (regime, kind, sum(held), len(held))
@@ -243,14 +248,9 @@ def test_bands_cover_four_fifths_of_each_kind():
 @pytest.mark.parametrize(("software", "newest", "steps"), [("nemo", "24.12", 77), ("llm-foundry", "2023-10", 18)])
 def test_steps_of_later_releases_lie_in_the_printed_band(software, newest, steps):
     """The option ``--software NAME`` cannot know the release of the user."""
-    inside = []
-    for error in runs.run_held_out():
-        row = error.row
-        if SOFTWARE[row.id] == software and row.release > newest:
-            nodes = -(-row.layout.world_size // row.devices_per_node)
-            kind = (platform_of(row).name, row.dtype, software)
-            band = find_band("software and device", nodes=nodes, octaves=0.0, kind=kind)
-            inside.append(band.low <= row.step_time_s / error.predicted_s <= band.high)
+    errors = runs.run_held_out()
+    later = [one for one in errors if SOFTWARE[one.row.id] == software and one.row.release > newest]
+    inside = [_inside(error, "software and device", software) for error in later]
     assert len(inside) == steps
     assert sum(inside) / len(inside) >= 0.65
 
@@ -275,8 +275,8 @@ def test_programs_without_constants_lie_in_the_band_of_the_others():
 
 
 def _kinds(row):
-    nodes = -(-row.layout.world_size // row.devices_per_node)
-    return kinds_of(nodes, platform_of(row).name, row.dtype, "", row.architecture.experts)
+    nodes, kind = _kind(row)
+    return kinds_of(nodes, *kind)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from perfsuite.base.mesh import MeshShape
 from perfsuite.cli import main as cli
 from perfsuite.platforms import load_catalog
-from perfsuite.projection.calibration import Calibration, write_calibration
+from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.figures import metrics_of, projected
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.step import project
@@ -116,14 +116,6 @@ def test_a_software_is_projected_by_its_constants(pytester, monkeypatch):
     assert step.regime.startswith("software, another device")
     result = repo.run("-k", "s4000", "--perf-project=nemmo")
     result.stderr.fnmatch_lines(["*--perf-project: nemmo is not a file and not a software; did you mean nemo?*"])
-
-
-def test_simulated_calibration_projects_no_real_platform(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, CASES)
-    row = Calibration.from_platform(load_catalog().find("s4000"))
-    write_calibration(dataclasses.replace(row, simulated=True), pytester.path / "c.json")
-    result = repo.run("-k", "s4000 and test_step", "--perf-project=c.json")
-    result.stdout.fnmatch_lines(["  1 case not projected: *made on simulated devices and never projects real ones*"])
 
 
 # -- the record and its tables -----------------------------------------------------------------------------------

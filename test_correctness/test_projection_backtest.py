@@ -274,21 +274,3 @@ def test_a_projection_as_json_is_of_a_kind_of_its_own(capsys, tmp_path):
     assert plain["kind"] == "projected"
     assert plain["step_time_s"] == pytest.approx(sum(part["seconds"] for part in plain["parts"]))
     assert json.loads(trace.read_text())["otherData"]["source"] == "simulated"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--layout", "dp7"], "choose 63 or 70"),
-        (["--layout", "dp8", "--world", "16"], "choose dp16"),
-        (["--layout", "pp2", "--schedule", "gpip"], "gpipe"),
-        (["--layout", "dp2", "--trace", "/nowhere/x.json"], "no pipeline to draw"),
-        (["--curve", "8-64"], "not a range of devices"),
-        (["--curve", "8..64", "--mtbf", "llama"], "llama3"),
-        (["--override", "layers"], "FIELD=NUMBER"),
-        (["--calibration", "/nowhere.json"], "cannot be read"),
-    ],
-)
-def test_bad_input_says_what_to_do(options, message, capsys):
-    assert main([*COMMAND, *options]) == 4
-    assert message in capsys.readouterr().err

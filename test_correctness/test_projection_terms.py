@@ -19,17 +19,17 @@ from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
-from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels, Share
+from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels, Share, end_parameters
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.record.result import Training
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 from perfsuite.strategies.activations import Sent
 
 
-def plain_rates() -> Calibration:
+def plain_rates(**other: float) -> Calibration:
     """1 TFLOPS, 1 GB/s of memory, link and network, and no latency: seconds are operations and bytes."""
     rates = {"matmul_bf16_tflops": 1.0, "attention_bf16_tflops": 1.0}
-    rates |= {"memory_gb_per_s": 1.0, "link_gb_per_s": 1.0, "network_gb_per_s": 1.0}
+    rates |= {"memory_gb_per_s": 1.0, "link_gb_per_s": 1.0, "network_gb_per_s": 1.0, **other}
     return Calibration(device="a100", constants={n: Constant(value=v, unit="", source="") for n, v in rates.items()})
 
 
@@ -54,12 +54,24 @@ def parts(
     return found
 
 
+def block(layout: Layout, code: Implementation = CODE) -> operations.Passes:
+    return operations.block(Share(model=SMALL, layout=layout, code=code), experts=False)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_an_architecture_has_the_model_s_own_parameters_and_operations(name):
     model = find(name)
     plain = Architecture.of(model)
     assert model.parameters == plain.parameters
     assert model.forward_flops == pytest.approx(plain.forward_flops, rel=1e-12)
+
+
+def products(part):
+    return sum(2 * one.groups * one.m * one.n * one.k for one in part if isinstance(one, MatmulKernel))
+
+
+def scores(part):
+    return sum(one.flops for one in part if isinstance(one, BlockAttention))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2-7b", "llama2-70b", "mixtral-8x7b", "latte-xl", "opensora"])
@@ -69,13 +81,6 @@ def test_operations_of_a_block_are_the_model_s(name):
     layout = Layout.parse("1", global_batch=1)
     share = Share(model=model, layout=layout, code=Implementation(name="", source="", causal_skips=False))
     passes = operations.block(share, experts=bool(model.experts))
-
-    def products(part):
-        return sum(2 * one.groups * one.m * one.n * one.k for one in part if isinstance(one, MatmulKernel))
-
-    def scores(part):
-        return sum(one.flops for one in part if isinstance(one, BlockAttention))
-
     blocks = products(passes.forward) + scores(passes.forward)
     head = products(operations.head(share).forward)
     expected = model.forward_flops - model.more_flops
@@ -147,10 +152,8 @@ def test_what_replicas_share_out_is_divided_by_them():
 def test_recomputation_is_one_more_forward_of_the_blocks():
     kept = parts(Layout.parse("1", global_batch=2))
     again = parts(Layout.parse("1", global_batch=2, checkpointing="full"))
-    share = Share(model=SMALL, layout=Layout.parse("1", global_batch=2), code=CODE)
-    forward = operations.block(share, experts=False).forward
-    flops = sum(one.flops for one in forward if isinstance(one, BlockAttention))
-    assert 2 * SMALL.layers * flops / 1e12 == pytest.approx(again["attention"] - kept["attention"])
+    forward = block(Layout.parse("1", global_batch=2)).forward
+    assert 2 * SMALL.layers * scores(forward) / 1e12 == pytest.approx(again["attention"] - kept["attention"])
     moved = sum(one.moved_bytes for one in forward if isinstance(one, MemoryKernels))
     assert 2 * SMALL.layers * moved / 1e9 == pytest.approx(again["memory"] - kept["memory"])
 
@@ -163,9 +166,7 @@ def test_elementwise_traffic_is_bytes_per_token_width_and_hidden():
 
 
 def test_what_elementwise_kernels_move_over_their_count_is_of_the_blocks():
-    rates = plain_rates()
-    more = Constant(value=2.0, unit="ratio", source="")
-    twice = dataclasses.replace(rates, constants={**rates.constants, "traffic_ratio": more})
+    twice = plain_rates(traffic_ratio=2.0)
     layout = Layout.parse("1", global_batch=1)
     blocks = (CODE.forward_width_bytes + CODE.backward_width_bytes) * SMALL.width
     blocks += (CODE.forward_hidden_bytes + CODE.backward_hidden_bytes) * SMALL.hidden
@@ -266,8 +267,8 @@ def test_context_parallel_ring_hides_behind_attention_only():
 def test_a_ring_computes_a_kernel_for_each_step():
     """Its own keys under the mask, then half of each other rank's: together a rank's part of all pairs."""
     whole, shared = (
-        [one for one in operations.block(share, experts=False).forward if isinstance(one, BlockAttention)]
-        for share in (Share(model=SMALL, layout=Layout.parse(mesh, global_batch=1), code=CODE) for mesh in ("1", "cp4"))
+        [one for one in block(Layout.parse(mesh, global_batch=1)).forward if isinstance(one, BlockAttention)]
+        for mesh in ("1", "cp4")
     )
     assert [(8, 8, True), *3 * [(8, 4, False)]] == [(one.queries, one.keys, one.causal) for one in shared]
     assert sum(one.flops for one in shared) == pytest.approx(whole[0].flops / 4)
@@ -287,9 +288,7 @@ def test_the_parts_of_a_ring_s_attention_are_added_up():
 
 
 def test_nothing_hides_the_way_home_of_the_last_gradients_of_keys():
-    slow = plain_rates()
-    rate = Constant(value=1e-9, unit="", source="")
-    slow = dataclasses.replace(slow, constants={**slow.constants, "attention_bf16_tflops": rate})
+    slow = plain_rates(attention_bf16_tflops=1e-9)
     found = parts(Layout.parse("cp4", global_batch=1), constants=slow)["link"]
     home = SMALL.layers * 2 * 8 * 2 * 64
     gradients = 2 * 4 * SMALL.parameters * 3 / 4
@@ -406,12 +405,7 @@ def test_a_projector_keeps_what_it_priced():
 
 def test_recomputing_that_stops_early_leaves_out_the_last_product():
     layout = Layout.parse("1", global_batch=2, checkpointing="full")
-    whole, early = (
-        operations.block(
-            Share(model=SMALL, layout=layout, code=dataclasses.replace(CODE, stops_early=stops)), experts=False
-        ).recompute
-        for stops in (False, True)
-    )
+    whole, early = (block(layout, dataclasses.replace(CODE, stops_early=stops)).recompute for stops in (False, True))
     (left_out,) = set(whole) - set(early)
     assert (SMALL.width, SMALL.hidden) == (left_out.n, left_out.k)
     assert len(whole) == len(early) + 1
@@ -455,3 +449,70 @@ def test_on_cores_the_optimizer_goes_from_tensor_to_tensor():
         for name in ("cpu", "s4000")
     }
     assert {"cpu": 0.0, "s4000": 4.0} == found
+
+
+# -- perfsuite's own steps -----------------------------------------------------------------------------------------
+
+
+GPT = {"layers": 3, "width": 64, "heads": 4, "words": 16, "words_multiple": 1, "context": 8}
+
+
+def job(platform="s4000", **training):
+    given = {"model": "gpt2-tiny", "overrides": GPT, "dtype": "fp32", "attention": "math", **training}
+    return TrainingJob.of(Training(**given), load_catalog().find(platform))
+
+
+def optimizer_s(made):
+    """Where a kernel takes a second and nothing else takes any time."""
+    constants = {"kernel_us": 1e6, "matmul_fp32_tflops": 1e12, "link_gb_per_s": 1e12}
+    known = {name: Constant(value=value, unit="", source="") for name, value in constants.items()}
+    calibration = Calibration(device=made.device.name, constants=known)
+    projector = Projector(
+        model=made.architecture,
+        code=made.implementation,
+        calibration=calibration,
+        devices_per_node=made.devices_per_node,
+        dtype="fp32",
+    )
+    return sum(seconds for name, _, seconds in projector.step(made.layout).parts if name == "optimizer")
+
+
+def test_the_optimizer_starts_kernels_for_a_list_of_tensors_or_for_each():
+    tensors = 3 * 12 + 4
+    assert 13 == pytest.approx(optimizer_s(job("h100")))
+    assert 13 * tensors == pytest.approx(optimizer_s(job("s4000")))
+    # DeepSpeed's parameters are one flat tensor.
+    assert 13 == pytest.approx(optimizer_s(job("s4000", strategy="zero1", layout="dp2", sharding="optimizer")))
+    # A stage has its own blocks, and no more.
+    assert 13 * (12 + 2) == pytest.approx(optimizer_s(job("s4000", layout="pp3", strategy="pipeline", schedule="1f1b")))
+
+
+def passes(made):
+    """Bytes beside what a rank keeps for good, at the fullest moment."""
+    found = memory_of(made.architecture, made.layout, made.implementation)
+    return found.activations + found.logits + found.temporary, found
+
+
+@pytest.mark.parametrize("batch", [1, 256])
+def test_sharded_parameters_at_the_fullest_moment(batch):
+    """Few tokens: behind the middle block, whose gradients are there beside those that are scattered; many: inside the
+    last block."""
+    made = job(strategy="fsdp", layout="dp2", sharding="parameters", micro_batch_size=batch)
+    model, layout = made.architecture, made.layout
+    total, found = passes(made)
+    tokens, element = batch * model.tokens, 4
+    block, ends = element * model.block_parameters(), element * end_parameters(model, layout, first=True, last=True)
+    head = element * (model.vocabulary * model.width + 2 * model.width)
+    flowing, ends_kept = element * tokens * model.width, 8 * tokens * model.width
+    kept = (found.activations - ends_kept) / model.layers
+    if batch == 1:  # whole: its own parameters, the next block's, two blocks' gradients; the last one's were halved
+        expected = kept + ends + head + flowing + 4 * block + block / 2
+    else:
+        products = element * (tokens * model.hidden + model.hidden * model.width)
+        expected = 3 * kept + ends + head + flowing + 2 * block + products
+    assert pytest.approx(expected) == total
+
+
+def test_buckets_wait_beside_the_gradients_of_several_micro_batches():
+    one, three = (passes(job(strategy="ddp", layout="dp2", num_micro_batches=count))[1] for count in (1, 3))
+    assert (one.gradients, 2 * one.gradients) == (one.accumulated, three.accumulated)

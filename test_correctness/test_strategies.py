@@ -80,12 +80,6 @@ def test_a_strategy_of_somebody_else_has_to_be_one(name, message):
         find(name)
 
 
-def test_data_axes_multiply():
-    find("fsdp").require(MeshShape.parse("dp_replicate2-dp_shard4"))
-    assert MeshShape.parse("dp_replicate2-dp_shard4").replicas == 8
-    assert MeshShape.of().replicas == 1
-
-
 def test_mixed_precision_in_full_precision_is_refused():
     with pytest.raises(InvalidParameter, match="mixed_precision of strategy fsdp has no effect with dtype='fp32'"):
         find("fsdp", {"mixed_precision": True}).check_plan(plan(), MeshShape.of(dp=2))
@@ -117,11 +111,6 @@ def check_config(tmp_path, config, *, stage=2, ranks=2, **changes):
 def test_a_config_that_contradicts_the_case_is_refused(tmp_path, config, message):
     with pytest.raises(InvalidParameter, match=message):
         check_config(tmp_path, config)
-
-
-def test_a_missing_config_is_named(tmp_path):
-    with pytest.raises(InvalidParameter, match="cannot be read: No such file"):
-        find("zero1", {"config": str(tmp_path / "none.json")}).check_plan(plan(), MeshShape.of())
 
 
 def test_a_config_that_agrees_is_honoured_and_completed(tmp_path):

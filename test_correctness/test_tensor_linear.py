@@ -8,11 +8,10 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.record.result import Peaks, Work
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.driver import Job
 from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
 from test_correctness.helpers.bare_rank import BareRank
 from test_correctness.helpers.broken_linear import ForgetfulLinear
-from test_correctness.helpers.local_driver import WORKER, driver_fixture
+from test_correctness.helpers.local_driver import WORKER, driver_fixture, run
 
 QUICK = Budget(min_rounds=3, max_time_s=0.0, warmup_time_s=0.0, timeout_s=120.0)
 SPLIT = [name for name in SPLITS if name != "none"]
@@ -26,8 +25,7 @@ def linear(split, ranks, kind=TensorLinear, **changes):
 
 
 def measured(driver, workload):
-    shape = MeshShape.parse(workload.mesh)
-    return driver.run(Job(workload=workload, world_size=shape.world_size, shape=shape, budget=QUICK))
+    return run(driver, workload, workload.mesh, budget=QUICK)
 
 
 def test_one_rank_computes_what_autograd_does():

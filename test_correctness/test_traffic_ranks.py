@@ -6,21 +6,15 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
+from perfsuite.record.workload import FunctionWorkload
 from perfsuite.schedules import make_schedule
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers import traffic_steps
-from test_correctness.helpers.local_driver import COMPILER, FSDP, PIPELINING, WORKER, driver_fixture
+from test_correctness.helpers import local_driver, traffic_steps
+from test_correctness.helpers.local_driver import COMPILER, FSDP, PIPELINING, WORKER, driver_fixture, records
 
-ONCE = Budget(smoke=True, timeout_s=300.0)
 SLOW = pytest.mark.slow
 
 driver = driver_fixture("torch", FSDP, PIPELINING, "torch.distributed.tensor.parallel", COMPILER, WORKER)
-
-
-def run(driver, workload, ranks, *, shape=None, purpose="traffic"):
-    return driver.run(Job(workload=workload, world_size=ranks, shape=shape, budget=ONCE, purpose=purpose))
 
 
 def told(measurement):
@@ -32,9 +26,12 @@ def step(mesh="", **case):
     return TrainStep(**case)
 
 
-def posted(driver, workload, ranks=2):
-    shape = MeshShape.parse(workload.mesh) if workload.mesh else MeshShape.of(dp=ranks)
-    return told(run(driver, workload, shape.world_size, shape=shape))
+def run(driver, workload, mesh="dp2", *, purpose="traffic"):
+    return local_driver.run(driver, workload, mesh, purpose=purpose)
+
+
+def posted(driver, workload):
+    return told(run(driver, workload, workload.mesh or "dp2"))
 
 
 # -- counting ----------------------------------------------------------------------------------------------------
@@ -42,7 +39,7 @@ def posted(driver, workload, ranks=2):
 
 def test_known_collectives_are_counted_exactly(driver):
     workload = FunctionWorkload(function=traffic_steps.known_collectives)
-    found = run(driver, workload, 4, shape=MeshShape.parse("dp2-tp2"), purpose="time")
+    found = run(driver, workload, "dp2-tp2", purpose="time")
     rows = 12 * 5 * 4  # bytes of 12 rows of 5 fp32 numbers
     assert {
         ("tp", "all_reduce", "attention"): (2, 2 * rows),
@@ -119,7 +116,7 @@ def test_a_pipeline_of_tensor_parallel_stages(driver, tp):
 
 
 def test_uneven_rows_are_exact_over_all_ranks(driver):
-    found = run(driver, step("ep2", model="moe-tiny"), 2, shape=MeshShape.parse("ep2"))
+    found = run(driver, step("ep2", model="moe-tiny"), "ep2")
     (rows,) = (each for each in found.traffic if each.collective == "all_to_all")
     # Of each of two layers the rows to the experts and back, in the forward and in the backward, and their counts.
     assert (2 * (4 + 1), True, "ep", "mlp") == (rows.calls, rows.uneven, rows.axis, rows.part)
@@ -132,7 +129,7 @@ def test_a_closed_form_that_is_not_what_is_posted_fails(driver):
     with pytest.raises(
         WrongResult, match=r"dp / all_reduce / data 1 calls of \d+ bytes and not 2 of .* \(found by rank 0\)"
     ):
-        run(driver, workload, 2)
+        run(driver, workload)
 
 
 # -- silence -----------------------------------------------------------------------------------------------------
@@ -141,7 +138,7 @@ def test_a_closed_form_that_is_not_what_is_posted_fails(driver):
 def test_a_silent_step_that_posts_fails(driver):
     workload = step(strategy="test_correctness.helpers.traffic_steps:Loud", builds=("exposed",))
     with pytest.raises(WrongResult, match="a silent step posts 1 calls of 8 bytes on real groups: all_reduce along dp"):
-        run(driver, workload, 2, purpose="exposed")
+        run(driver, workload, purpose="exposed")
 
 
 @SLOW
@@ -157,8 +154,7 @@ def test_a_silent_step_that_posts_fails(driver):
 )
 def test_along_one_axis_a_step_can_be_silent(driver, mesh, case):
     workload = step(mesh, **{**case, "builds": ("exposed",)})
-    found = run(driver, workload, 2, shape=MeshShape.parse(mesh), purpose="exposed")
-    told = {record.name: record.value for record in found.records}
+    told = records(run(driver, workload, mesh, purpose="exposed"))
     assert told["exposed_share_low"] <= told["exposed_share"] <= told["exposed_share_high"] < 1
 
 
@@ -229,7 +225,7 @@ def options(draw, names, model):
     return chosen
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(steps())
 def test_steps_that_are_drawn_can_be_trained(workload):
     shape = MeshShape.parse(workload.mesh)
@@ -240,7 +236,6 @@ def test_steps_that_are_drawn_can_be_trained(workload):
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps())
 def test_every_rank_of_a_random_mesh_posts_its_closed_form(driver, workload):
-    shape = MeshShape.parse(workload.mesh)
-    measurement = run(driver, workload, shape.world_size, shape=shape)
+    measurement = run(driver, workload, workload.mesh)
     assert measurement.traffic
     assert {each.name for each in measurement.components} >= {"attention", "mlp", "other"}

@@ -14,28 +14,20 @@ from perfsuite.models.dataset import generate
 from perfsuite.models.program import ENCODERS
 from perfsuite.record.result import Peak, Peaks
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers import training_faults
-from test_correctness.helpers.local_driver import COMPILER, FSDP, WORKER, driver_fixture
+from test_correctness.helpers import local_driver, training_faults
+from test_correctness.helpers.local_driver import COMPILER, FSDP, ONCE, WORKER, driver_fixture, records
 from test_correctness.helpers.processes import gone
 from test_correctness.helpers.twin_sizes import as_its_twin
 
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=300.0)
-ONCE = Budget(smoke=True, timeout_s=300.0)
 DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
 driver = driver_fixture("torch", FSDP, COMPILER, WORKER)
 
 
-def run(driver, workload, world_size, *, budget=QUICK, purpose="time"):
-    shape = MeshShape.parse(workload.layout()) if workload.layout() else None
-    job = Job(workload=workload, world_size=world_size, shape=shape, budget=budget, purpose=purpose)
-    return driver.run(job)
-
-
-def records(measurement):
-    return {record.name: record.value for record in measurement.records}
+def run(driver, workload, world_size, *, budget=QUICK, **how):
+    return local_driver.run(driver, workload, workload.layout() or world_size, budget=budget, **how)
 
 
 # -- real ranks --------------------------------------------------------------------------------------------------
@@ -163,19 +155,13 @@ def test_a_nan_loss_fails_the_case_and_the_next_one_runs(driver):
 
 def test_replicas_that_drift_apart_are_found(driver):
     with pytest.raises(WrongResult, match="sum of all parameters under ddp, largest and smallest of any rank"):
-        driver.run(Job(workload=FunctionWorkload(function=training_faults.drifting), world_size=2, budget=QUICK))
-
-
-def test_a_strategy_that_forgets_to_average_is_found(driver):
-    workload = FunctionWorkload(function=training_faults.deaf_parity)
-    with pytest.raises(WrongResult, match=r"under ddp on mesh dp2, accumulation 1 against one process, relative error"):
-        driver.run(Job(workload=workload, world_size=2, budget=QUICK))
+        run(driver, FunctionWorkload(function=training_faults.drifting), 2)
 
 
 @pytest.mark.extended
 def test_a_slow_forward_shows_in_its_span_and_rank(driver):
     workload = FunctionWorkload(function=training_faults.slow_forward, arguments={"late": 1, "delay_s": 0.3})
-    spans = {span.name: span for span in driver.run(Job(workload=workload, world_size=2, budget=QUICK)).spans}
+    spans = {span.name: span for span in run(driver, workload, 2).spans}
     assert spans["forward"].slowest_rank == 1
     assert spans["forward"].slowest_s >= 0.3
     # Both are as long as the machine is busy, but for the delay.
@@ -233,18 +219,11 @@ def test_memory_is_the_same_in_every_run(driver, strategy):
 
 @pytest.mark.extended
 def test_checkpointing_frees_activations(driver):
-    kept = [
-        records(
-            run(
-                driver,
-                TrainStep(model="gpt2-tiny", overrides={"layers": 6}, micro_batch_size=4, checkpointing=kind),
-                1,
-                budget=ONCE,
-                purpose="memory",
-            )
-        )["activations_bytes"]
-        for kind in ("full", "selective", "none")
-    ]
+    plain = TrainStep(model="gpt2-tiny", overrides={"layers": 6}, micro_batch_size=4)
+    kept = []
+    for kind in ("full", "selective", "none"):
+        step = dataclasses.replace(plain, checkpointing=kind)
+        kept.append(records(run(driver, step, 1, budget=ONCE, purpose="memory"))["activations_bytes"])
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -308,20 +287,10 @@ def test_a_seeded_build_gives_the_same_losses_every_time(driver):
 def test_loaders_of_a_killed_rank_are_gone_at_once(driver, tmp_path):
     workload = FunctionWorkload(function=training_faults.dying_reader, arguments={"folder": str(tmp_path)})
     with pytest.raises(RanksFailed, match="died: killed by SIGKILL"):
-        driver.run(Job(workload=workload, world_size=1, budget=QUICK))
+        run(driver, workload, 1)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
     assert gone(pids)
-
-
-def test_llama2_7b_has_the_batch_of_its_report(driver):
-    workload = TrainStep(model="llama2-7b", strategy="fsdp", micro_batch_size=3, accumulation=1, global_batch_size=24)
-    plan = workload.plan(MeshShape.of(dp=8))
-    assert (plan.micro_batch_size, plan.accumulation, plan.model.tokens_per_sample) == (3, 1, 4096)
-    tiny = TrainStep(model="llama2-tiny", strategy="fsdp", micro_batch_size=3, accumulation=2, global_batch_size=12)
-    found = records(run(driver, tiny, 2, budget=ONCE))
-    assert (found["local_batch"], found["accumulation"], found["global_batch"]) == (3, 2, 12)
-    assert found["sequence_length"] == find_model("llama2-tiny").tokens_per_sample
 
 
 def test_metrics_follow_from_work_and_time(driver):

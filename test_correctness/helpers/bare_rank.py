@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.step import Component, Traffic
-from perfsuite.record.workload import DTYPES, Purpose, Rank
+from perfsuite.record.workload import DTYPES, Purpose
 
 
 class BareRank:
@@ -50,8 +50,3 @@ class BareRank:
 
     def record(self, name: str, value: Any, *, unit: str = "", reduce: str = "max") -> None:
         self.records[name] = value
-
-
-def as_rank(rank: BareRank) -> Rank:
-    """The type checker's proof that the protocol is fulfilled."""
-    return rank

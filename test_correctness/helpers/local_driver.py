@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
-from perfsuite.runtime.driver import Driver
+from perfsuite.record.result import Measurement
+from perfsuite.record.workload import Budget, Workload
+from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.workloads.training.parity import TrainParity
 
 ROOT = Path(__file__).parents[2]
 WORKER = "perfsuite.runtime.ranks.worker"
 FSDP, COMPILER, PIPELINING = "torch.distributed.fsdp", "torch._dynamo", "torch.distributed.pipelining"
+ONCE = Budget(smoke=True, timeout_s=300.0)
 
 
 @contextmanager
@@ -44,3 +49,20 @@ def driver_fixture(*preload: str, cold: bool = False):
             yield made
 
     return driver
+
+
+def run(driver: Driver, workload: Workload, mesh: str | int, *, budget: Budget = ONCE, **how) -> Measurement:
+    """Measure on a mesh, or on this number of ranks."""
+    shape = MeshShape.parse(mesh) if isinstance(mesh, str) else None
+    ranks = shape.world_size if shape else int(mesh)
+    return driver.run(Job(workload=workload, world_size=ranks, shape=shape, budget=budget, **how))
+
+
+def records(measurement: Measurement) -> dict[str, float]:
+    """Values by name."""
+    return {record.name: record.value for record in measurement.records}
+
+
+def parity_error(driver: Driver, mesh: str | int, *, kind: type[TrainParity] = TrainParity, **case) -> float:
+    """Return the largest relative error of a training over ranks against one process."""
+    return records(run(driver, kind(**case), mesh))["parity_error"]

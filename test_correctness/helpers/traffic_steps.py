@@ -12,7 +12,6 @@ import torch.distributed as dist
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.strategies.data_parallel import Ddp
 
-CALLS = 2
 ROWS = 12
 
 

@@ -37,14 +37,6 @@ def drifting(rank):
     return Checked(workload, rank, step)
 
 
-def deaf_parity(rank):
-    """Gradients are never averaged."""
-    twin = TrainStep(model="gpt2-tiny", strategy="ddp").twin()
-    step = twin.build(rank)
-    step.trainer.unit.require_backward_grad_sync = False
-    return Checked(twin, rank, step)
-
-
 def slow_forward(rank, late, delay_s):
     """One rank takes longer over its forward."""
     step = TrainStep(model="gpt2-tiny", strategy="ddp").build(rank)
