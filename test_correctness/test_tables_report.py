@@ -84,9 +84,6 @@ def test_a_smoke_run_measured_nothing():
         style("latte", run(smoke))
 
 
-# -- what is asked for, and what there is ------------------------------------------------------------------------
-
-
 def test_styles_follow_from_what_was_measured():
     runs = [run(latte(1, 1.0), opensora(1, 1.0))]
     assert ["opensora", "latte"] == [each.name for each in fitting_styles(runs)]
