@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -499,14 +501,20 @@ def damaged(data, lines, prefixes):
     return way, "\n".join([*lines[:index], *ways[way], *lines[index + 1 :]])
 
 
+@functools.cache
+def figures_of_whole(name, path):
+    lines, told = WHOLE[name]
+    path.write_text("\n".join(lines))
+    return known(read_file(path, ImportOptions(**told), FORMAT))
+
+
 @pytest.mark.extended
 @settings(max_examples=500)
 @given(data=st.data())
 def test_a_damaged_line_never_gives_a_figure_that_the_whole_log_does_not_have(tmp_path_factory, data):
-    lines, told = WHOLE[data.draw(st.sampled_from(sorted(WHOLE)))]
-    path = tmp_path_factory.getbasetemp() / "property.log"
-    path.write_text("\n".join(lines))
-    whole = known(read_file(path, ImportOptions(**told), FORMAT))
+    name = data.draw(st.sampled_from(sorted(WHOLE)))
+    (lines, told), path = WHOLE[name], tmp_path_factory.getbasetemp() / "property.log"
+    whole = figures_of_whole(name, path)
     way, text = damaged(data, lines, PREFIXES)
     path.write_text(text)
     try:

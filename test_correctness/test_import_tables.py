@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -238,6 +240,11 @@ def known(imported):
     return {(row.name.partition(", r")[0], row.metric, row.value, row.convention) for row in imported.rows}
 
 
+@functools.cache
+def figures_of_whole(tool, folder):
+    return known(read(folder, TEXTS[tool]))
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("tool", sorted(TEXTS))
 @settings(max_examples=500)
@@ -245,7 +252,7 @@ def known(imported):
 def test_a_damaged_line_never_gives_a_figure_that_the_whole_table_does_not_have(tmp_path_factory, tool, data):
     lines = TEXTS[tool].rstrip("\n").split("\n")
     folder = tmp_path_factory.getbasetemp()
-    whole = known(read(folder, "\n".join(lines)))
+    whole = figures_of_whole(tool, folder)
     way, text = damaged(data, lines, [" 0: ", "[0] ", "[1,0]<stdout>:", "2026-03-11T10:26:41Z "])
     try:
         imported = read(folder, text)
