@@ -7,12 +7,11 @@ import pytest
 
 from perfsuite.cli import main as cli
 from perfsuite.platforms import load_catalog
-from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Work
-from perfsuite.record.run import Header
 from perfsuite.reports.checklist import Facts, answers
 from perfsuite.reports.tables.recording import gathered
 from test_correctness.helpers.report_runs import gpt, kernel, run
+from test_correctness.test_tables_command import journal
 
 LINES = 9
 
@@ -165,16 +164,8 @@ def test_utilisation_and_communication_are_those_of_the_worst_case():
     assert "1 of 2 cases within 30 %" in answer.evidence
 
 
-def journal(path, *results):
-    header = Header(session="s", fingerprint="a100-test", platform="a100", started_at="2026-01-01T00:00:00+00:00")
-    writer = JournalWriter(path, header)
-    for result in results:
-        writer.result(result)
-    return path
-
-
 def test_the_command_prints_every_line_with_its_mark(tmp_path, capsys):
-    file = journal(tmp_path / "j.jsonl", in_dtype("fp32", 1.0), in_dtype("bf16", 0.5))
+    file = journal(tmp_path / "j.jsonl", in_dtype("fp32", 1.0), in_dtype("bf16", 0.5), platform="a100")
     assert cli.main(["checklist", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tuning checklist for a100 (a100-test)"

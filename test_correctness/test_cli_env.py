@@ -161,11 +161,10 @@ def test_a_driver_that_hangs_is_said_and_not_waited_for(tmp_path, use, capsys):
     assert "driver  unknown" in out
 
 
-@pytest.mark.parametrize(("command", "start"), [("platforms", "this machine: cpu"), ("", "usage: perfsuite COMMAND")])
-def test_the_module_runs_on_this_machine_into_a_closed_pipe(command, start):
-    program = f"{sys.executable} -m perfsuite.cli {command} | {{ read line; echo $line; }}"
+def test_the_module_runs_on_this_machine_into_a_closed_pipe():
+    program = f"{sys.executable} -m perfsuite.cli platforms | {{ read line; echo $line; }}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
     )
     assert (0, "") == (done.returncode, done.stderr)
-    assert done.stdout.startswith(start)
+    assert done.stdout.startswith("this machine: cpu")

@@ -20,6 +20,7 @@ from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.platforms.cuda import CudaDevice
 from perfsuite.platforms.musa import MusaDevice
 from test_correctness.helpers import machines
+from test_correctness.helpers.markdown import blocks
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "how-to" / "add-a-platform.md"
 
@@ -331,15 +332,9 @@ def test_an_unknown_family_is_refused():
         device_code("tpu")
 
 
-def examples(language):
-    """The document's blocks of this language."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [text for name, text in blocks if name == language]
-
-
 def test_the_documents_family_runs(tmp_path, monkeypatch):
-    module = next(block for block in examples("python") if block.startswith("# toyfamily.py"))
-    group, point = re.search(r'entry-points\."([\w.]+)"\]\n(.*)\n', "".join(examples("toml"))).groups()  # type: ignore[union-attr]
+    module = next(block for block in blocks(DOCUMENT, "python") if block.startswith("# toyfamily.py"))
+    group, point = re.search(r'entry-points\."([\w.]+)"\]\n(.*)\n', "".join(blocks(DOCUMENT, "toml"))).groups()  # type: ignore[union-attr]
     machines.write(
         tmp_path,
         {

@@ -39,15 +39,6 @@ def named(page):
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_page_and_file_that_a_page_names_exists(page):
-    text = page.read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (page.parent / link).exists(), link
-    for path in re.findall(rf"`((?:{ROOMS})/[\w/.-]+\.\w+)[`:]", text):
-        assert (ROOT / path).exists(), path
-
-
 ANY = "any word"
 
 
@@ -134,20 +125,21 @@ def test_options_said_of_the_command_above_are_its_own():
             assert set(OPTION.findall(line.partition("the same with")[2])) <= parser_of(script.split()[0])[0], line
 
 
-@pytest.mark.parametrize("page", pages(r"--perf-|perfsuite [a-z]+ "), ids=named)
-def test_options_of_the_plugin_and_subcommands_that_a_page_names_exist(page):
-    text = page.read_text(encoding="utf-8")
-    homes = [*(ROOT / "perfsuite" / "plugin").glob("*.py"), ROOT / "test_perf" / "conftest.py"]
-    plugin = "".join(path.read_text() for path in homes)
-    assert {option for option in re.findall(r"--perf-[a-z-]+[a-z]", text) if f'"{option}"' not in plugin} == set()
-    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    commands = set(re.findall(r"(?m)^(?:\$ )?perfsuite ([a-z]+)\b(?!:)", blocks))
-    assert commands <= set(COMMAND_LINE)
+PLUGIN_OPTIONS = PLUGIN_CODE + (ROOT / "test_perf" / "conftest.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_names_options_and_tests_that_a_page_names_exist(page):
+def test_pages_files_names_options_commands_and_tests_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(rf"`((?:{ROOMS})/[\w/.-]+\.\w+)[`:]", text):
+        assert (ROOT / path).exists(), path
+    assert {
+        option for option in re.findall(r"--perf-[a-z-]+[a-z]", text) if f'"{option}"' not in PLUGIN_OPTIONS
+    } == set()
+    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert set(re.findall(r"(?m)^(?:\$ )?perfsuite ([a-z]+)\b(?!:)", blocks)) <= set(COMMAND_LINE)
     for name in re.findall(r"`(perfsuite(?:\.\w+)+)", text):
         *home, last = name.split(".")
         module = ROOT.joinpath(*home).with_suffix(".py")

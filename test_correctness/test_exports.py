@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from perfsuite.base.text import cell_text, escaped, markdown_text
 from perfsuite.cli import main as cli
-from perfsuite.exports.formats import EXPORTS
 from test_correctness.helpers.histories import commit, session, written
 from test_correctness.helpers.report_runs import latte
 from test_correctness.test_cli_baselines import offer, run
@@ -119,10 +118,6 @@ def test_what_cannot_be_exported_says_why(tmp_path, capsys, results):
     assert "nothing was measured" in exported(
         capsys, written(tmp_path / "e.jsonl", session(1, cases=())), "csv", code=4
     )
-
-
-def test_formats_by_name():
-    assert ["json", "csv", "openmetrics", "bencher", "github-action-benchmark", "otava"] == list(EXPORTS)
 
 
 def test_foreign_text_is_text():

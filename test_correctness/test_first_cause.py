@@ -1,5 +1,6 @@
 """A torch that cannot be imported: the first cause is reported, not what fails because of it."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -40,11 +41,8 @@ def broken(tmp_path, monkeypatch):
 @pytest.mark.parametrize("start_method", ["fork", "exec"])
 def test_a_library_that_torch_lacks_is_what_is_said(broken, start_method):
     transport = LocalTransport(start_method=start_method, preload=("torch",), log_directory=broken(ONCE))
-    try:
-        with pytest.raises(RanksFailed) as raised:
-            transport.open_store(60)
-    finally:
-        transport.close()
+    with contextlib.closing(transport), pytest.raises(RanksFailed) as raised:
+        transport.open_store(60)
     headline = str(raised.value).partition("\n")[0]
     assert headline.startswith("no rank process can run here, the first ended with exit code ")
     assert headline.endswith(f": ImportError: {NO_CUDNN}")
@@ -54,22 +52,18 @@ def test_a_rank_with_variables_of_its_own_says_it_too(broken):
     transport = LocalTransport(start_method="fork", preload=(), log_directory=broken(ONCE))
     events = []
     until = time.monotonic() + 60
-    try:
+    with contextlib.closing(transport):
         transport.acquire(1, fresh=True, env={"ANY": "1"}, deadline_s=60)
         while not events and time.monotonic() < until:
             events = transport.poll(1)
-    finally:
-        transport.close()
     assert [("exit", True)] == [(event.kind, event.text.endswith(f": ImportError: {NO_CUDNN}")) for event in events]
 
 
 def test_a_torch_that_kills_its_process_is_named_by_the_signal_and_the_import(broken):
     transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=broken(NO_SUCH_INSTRUCTION))
-    try:
-        with pytest.raises(RanksFailed, match=r"the forkserver, was killed by SIGILL while it imported torch\n"):
-            transport.open_store(60)
-    finally:
-        transport.close()
+    said = r"the forkserver, was killed by SIGILL while it imported torch\n"
+    with contextlib.closing(transport), pytest.raises(RanksFailed, match=said):
+        transport.open_store(60)
 
 
 def test_a_preload_that_failed_fails_again_for_the_same_reason(tmp_path):

@@ -112,16 +112,11 @@ def test_both_ends_get_the_same_keys_new_ones_each_time_and_one_per_direction():
     assert len({key for each in keys for key in each}) == 6
 
 
-@pytest.mark.parametrize("name", ["run_id", "world_size", "address"])
-def test_ends_that_disagree_on_the_launch_do_not_meet(name):
-    other = Introduction(**{**vars(LAUNCH), name: 5 if name == "world_size" else "another"})
+@pytest.mark.parametrize("other", [{"run_id": "another"}, {"world_size": 5}, {"address": "another"}, {}])
+def test_ends_that_disagree_on_the_launch_or_the_key_do_not_meet(other):
+    launch = Introduction(**{**vars(LAUNCH), **other})
     with pytest.raises(HandshakeRefused, match="another key, launch or port"):
-        meet(other)
-
-
-def test_ends_with_different_keys_do_not_meet():
-    with pytest.raises(HandshakeRefused, match="another key"):
-        meet(agent_key=b"another key of 16")
+        meet(launch, agent_key=KEY if other else b"another key of 16")
 
 
 @given(st.integers(0, 3), st.data())

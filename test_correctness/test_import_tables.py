@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import ImportFailed
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import ImportOptions
+from test_correctness.test_import_nccl import damaged
 
 OSU = """\
 # OSU MPI-CUDA Bandwidth Test v7.5
@@ -233,11 +236,13 @@ def test_hccl_takes_its_bandwidth_from_size_and_time(tmp_path):
     assert 6 == len(read(tmp_path, unnamed, collective="broadcast").rows)
 
 
-INFO = "node-a:11:22 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
-
-
 def known(imported):
     return {(row.name.partition(", r")[0], row.metric, row.value, row.convention) for row in imported.rows}
+
+
+@functools.cache
+def figures_of_whole(tool, folder):
+    return known(read(folder, TEXTS[tool]))
 
 
 @pytest.mark.extended
@@ -247,26 +252,14 @@ def known(imported):
 def test_a_damaged_line_never_gives_a_figure_that_the_whole_table_does_not_have(tmp_path_factory, tool, data):
     lines = TEXTS[tool].rstrip("\n").split("\n")
     folder = tmp_path_factory.getbasetemp()
-    whole = known(read(folder, "\n".join(lines)))
-    index = data.draw(st.integers(0, len(lines) - 1))
-    line = lines[index]
-    at = data.draw(st.integers(1, max(1, len(line))))
-    damage = data.draw(st.sampled_from(["right", "left", "doubled", "prefixed", "inside", "before", "split"]))
-    damaged = {
-        "right": [line[:at]],
-        "left": [line[at - 1 :]],
-        "doubled": [line, line],
-        "prefixed": [data.draw(st.sampled_from([" 0: ", "[0] ", "[1,0]<stdout>:", "2026-03-11T10:26:41Z "])) + line],
-        "inside": [line[:at] + INFO + line[at:]],
-        "before": [INFO + line],
-        "split": [line[:at] + INFO, line[at:]],
-    }[damage]
+    whole = figures_of_whole(tool, folder)
+    way, text = damaged(data, lines, [" 0: ", "[0] ", "[1,0]<stdout>:", "2026-03-11T10:26:41Z "])
     try:
-        imported = read(folder, "\n".join([*lines[:index], *damaged, *lines[index + 1 :]]))
+        imported = read(folder, text)
     except ImportFailed:
         return
-    assert known(imported) <= whole, damaged
+    assert known(imported) <= whole, text
     assert len(imported.rows) == len({(row.name, row.metric) for row in imported.rows})
     assert all(row.unit and row.convention for row in imported.rows)
-    if damage in ("doubled", "prefixed"):
-        assert known(imported) == whole, damaged
+    if way in ("doubled", "prefixed"):
+        assert known(imported) == whole, text

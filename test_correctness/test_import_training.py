@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import re
 from pathlib import Path
@@ -39,9 +40,6 @@ def written(tmp_path, *lines):
 
 def lines_of(name):
     return (SAMPLES / name).read_text().splitlines()
-
-
-# ---- runs ----
 
 
 def test_a_run_that_began_again_keeps_its_figures_and_names_the_line():
@@ -82,9 +80,6 @@ def test_ranks_and_runs_are_told_apart_by_step_time_and_rank(tmp_path, lines, ru
     assert runs - 1 == sum("begins" in note for note in imported.notes)
 
 
-# ---- figures that are none ----
-
-
 def test_lines_of_validation_are_no_steps():
     imported = read("torchtitan/validate-2025-12.log")
     assert [12.4153, 12.3984, 12.1] == values(imported, "loss")
@@ -118,9 +113,6 @@ def test_negative_timers_cost_their_figures():
     assert [9340.0, 11.88, 158.64] == [row.value for row in imported.rows]
     assert [8, 9, 11, 12] == [one.line for one in imported.refused]
     assert all("below 0" in one.why for one in imported.refused)
-
-
-# ---- conventions ----
 
 
 @pytest.mark.parametrize(
@@ -278,9 +270,6 @@ def test_numbers_without_a_meaning_are_listed():
     assert (12, [3.09] * 3) == (len(fork.rows), values(fork, "mfu_percent"))
 
 
-# ---- DeepSpeed's communication logger ----
-
-
 def test_rows_of_the_communication_logger():
     imported = read("deepspeed/comms-logger-0B.txt")
     assert 10 == len(imported.rows)
@@ -317,9 +306,6 @@ def test_a_name_that_was_cut_is_not_another_collective(tmp_path):
     assert "busbw of reduce is its throughput, but 1376.31 is not 1468.06" in imported.refused[0].why
 
 
-# ---- several programs in one log ----
-
-
 def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
     imported = read("megatron/megatron-deepspeed-tgs.log")
     assert [53.753, 52.815] == [
@@ -336,9 +322,6 @@ def test_deepspeeds_lines_in_another_log_are_said(tmp_path):
     imported = read_file(path, ImportOptions())
     assert ("latte", f"DeepSpeed's own lines: perfsuite import deepspeed {path}") == (imported.tool, imported.notes[-1])
     assert 14 == len(read_file(path, ImportOptions(), find_format("deepspeed")).rows)
-
-
-# ---- damaged lines ----
 
 
 @pytest.mark.parametrize(
@@ -446,11 +429,16 @@ INSERTED = (
 BEFORE = ("[rank3]:", "3: ", "[1,3]<stdout>: ", "2026-01-01T00:00:00.5Z stdout F ", "worker-1  | ", "INFO: ", "   ")
 
 
+@functools.cache
+def samples(name):
+    return [(path, tuple(path.read_text().split("\n"))) for path in sorted((SAMPLES / name).iterdir())]
+
+
 @st.composite
 def damaged(draw, name):
     """A sample of a format with one line cut, doubled, prefixed, or with another line printed into it."""
-    path = draw(st.sampled_from(sorted((SAMPLES / name).iterdir())))
-    lines = path.read_text().split("\n")
+    path, whole = draw(st.sampled_from(samples(name)))
+    lines = list(whole)
     at = draw(st.sampled_from([number for number, line in enumerate(lines) if line.strip()]))
     line = lines[at]
     place = draw(st.integers(0, len(line)))

@@ -33,9 +33,6 @@ def values(imported):
     return {row.name: (row.value, row.unit) for row in imported.rows}
 
 
-# SuperBench
-
-
 def test_a_return_code_of_a_rank_is_not_a_figure_and_refuses_those_of_its_rank(tmp_path):
     sample = json.loads((SAMPLES / "superbench/rank-return-codes.jsonl").read_text())
     good = superbench(tmp_path, sample)
@@ -168,9 +165,6 @@ def test_a_key_with_two_values_is_refused(tmp_path):
     found = read(tmp_path, '{"mem-bw/h2d_bw:0": 26.1, "mem-bw/h2d_bw:0": 13.0, "mem-bw/d2h_bw:0": 26.3}', "superbench")
     assert ["mem-bw/d2h_bw"] == [row.name for row in found.rows]
     assert "26.1 and 13.0" in found.refused[0].why
-
-
-# FlagPerf
 
 
 def test_a_toolkit_without_ranks_is_halved_where_algbw_says_how_it_counts(tmp_path):
@@ -330,9 +324,6 @@ def test_a_log_without_results_says_so(tmp_path):
         read(tmp_path, '[PerfLog] {"event": "STEP_END", "value": {"loss": 2.6}}\n')
 
 
-# Any damage
-
-
 NOISE = ("INFO", "2024-05-01 10:00:00,123 [INFO] epoch 3", "host:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via P2P")
 PREFIXES = ("0: ", "[0] ", "[rank3]: ", "[1,0]<stdout>: ", "2024-03-11T10:26:41Z stdout F ", "node-3/0 | ", "INFO ")
 
@@ -361,7 +352,6 @@ def damaged(lines, data):
 
 @functools.cache
 def sample_files(form):
-    """Lines and figures of each sample."""
     files = sorted((SAMPLES / form).glob("*"))
     return [(path.read_text().splitlines(), read_file(path, ImportOptions()).rows) for path in files]
 

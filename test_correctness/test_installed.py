@@ -1,5 +1,6 @@
 """perfsuite installed plainly, not editable, and used from another directory: nothing of the checkout is in reach."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -137,26 +138,16 @@ def test_an_arm_measures_a_case_of_the_installed_suite(installed, tmp_path, monk
     monkeypatch.setenv("PYTHONPATH", str(installed))
     case = "test_perf/test_matmul.py::test_matmul[cpu-256x256x256-fp32]"
     arm = LiveArm(Arm(name="base", root=tmp_path), ["--benchmark-max-time=0.05"], [case])
-    try:
+    with contextlib.closing(arm):
         arm.start(300)
         assert set(arm.measure([case], 300)) == {case}
-    finally:
-        arm.close()
 
 
 @pytest.mark.extended
 def test_another_repository_measures_with_it(installed, tmp_path):
     (tmp_path / "test_mine.py").write_text(TESTS)
-    found = run(
-        installed,
-        tmp_path,
-        "-m",
-        "pytest",
-        "--benchmark-max-time=0.05",
-        "--benchmark-min-rounds=2",
-        "--perf-journal=journal",
-        "--perf-update=append",
-    )
+    quick = ("--benchmark-max-time=0.05", "--benchmark-min-rounds=2")
+    found = run(installed, tmp_path, "-m", "pytest", *quick, "--perf-journal=journal", "--perf-update=append")
     said = found.stdout + found.stderr
     assert found.returncode == 1, said
     assert "2 failed, 2 passed" in said, said

@@ -230,18 +230,13 @@ def test_what_cannot_be_known_says_why(name, work, note):
 
 
 @pytest.mark.parametrize("name", [name for name, spec in REGISTRY.items() if not spec.deterministic])
-def test_a_time_of_zero_gives_no_rate(name):
+def test_neither_a_time_of_zero_nor_the_one_iteration_of_a_smoke_run_gives_a_rate(name):
     work = Work(flops={"exact": 1.0}, bytes_moved=1.0, collective="all_reduce", message_bytes=1.0)
-    metric = one(name, work, measured(0.0))
-    assert metric.value is None
-    assert "too short for the clock perf_counter" in metric.note
-
-
-@pytest.mark.parametrize("name", [name for name, spec in REGISTRY.items() if not spec.deterministic])
-def test_the_one_iteration_of_a_smoke_run_gives_no_rate(name):
-    work = Work(flops={"exact": 1.0}, bytes_moved=1.0, collective="all_reduce", message_bytes=1.0)
-    metric = one(name, work, dataclasses.replace(measured(1.0), smoke=True))
-    assert (metric.value, metric.note) == (None, "the case was run once and not measured")
+    zero = one(name, work, measured(0.0))
+    assert zero.value is None
+    assert "too short for the clock perf_counter" in zero.note
+    smoke = one(name, work, dataclasses.replace(measured(1.0), smoke=True))
+    assert (smoke.value, smoke.note) == (None, "the case was run once and not measured")
 
 
 SIZES = [float(4**power) for power in range(5, 16)]

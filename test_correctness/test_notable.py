@@ -6,25 +6,17 @@ import math
 import pytest
 
 from perfsuite.record.result import Metric, Peak, RankFacts, Work
-from perfsuite.record.run import GateRecord, RunRecord, equal_work
+from perfsuite.record.run import GateRecord, equal_work
 from perfsuite.record.verdict import Effect, Finding, Verdict
-from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import KINDS, Notable, notable, spread_of_equal_work
-from perfsuite.runtime.driver import Job
-from test_correctness.helpers.measurements import result_of
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers import runs
+from test_correctness.helpers.runs import record
 
 
 def result(case, median_s=0.5, *, ranks=1, metrics=(), **parameters):
-    job = Job(workload=FunctionWorkload(function=result), world_size=ranks, budget=Budget())
     work = Work(flops={"exact": 1.0}, dtype="fp32")
-    measured = measurement(job, (median_s,) * 3)
-    return result_of(measured, f"t.py::{case}", work=work, metrics=metrics, parameters=parameters)
-
-
-def run(*results, **fields):
-    by_case = {one.case: one for one in results}
-    return RunRecord(name="s", platform="cpu", fingerprint="cpu-x", results=by_case, **fields)
+    fields = {"world_size": ranks, "work": work, "metrics": metrics, "parameters": parameters}
+    return runs.result(f"t.py::{case}", median_s, **fields)
 
 
 def regressed(case, effect):
@@ -55,7 +47,7 @@ def test_the_gravest_kind_comes_first_and_in_it_the_largest_effect():
             Verdict(case="t.py::e", name="pass"),
         ),
     )
-    found = notable(run(gone, gate=gate, failures={"t.py::f": "rank 1 died\nTraceback"}))
+    found = notable(record(gone, gate=gate, failures={"t.py::f": "rank 1 died\nTraceback"}))
     assert [(one.kind, one.case[6:]) for one in found] == [
         ("impossible", "c"),
         ("failed", "f"),
@@ -72,20 +64,20 @@ def test_the_gravest_kind_comes_first_and_in_it_the_largest_effect():
 
 def test_verdicts_that_fail_by_option_are_told_and_others_are_not():
     verdicts = (Verdict(case="t.py::a", name="inconclusive"), Verdict(case="t.py::b", name="no-baseline"))
-    assert notable(run(gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts))) == ()
-    (told,) = notable(run(gate=GateRecord(gate=True, fail_on=("inconclusive",), verdicts=verdicts)))
+    assert notable(record(gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts))) == ()
+    (told,) = notable(record(gate=GateRecord(gate=True, fail_on=("inconclusive",), verdicts=verdicts)))
     assert (told.kind, told.case) == ("undecided", "t.py::a")
-    assert notable(run(gate=GateRecord(gate=False, fail_on=("inconclusive",), verdicts=verdicts))) == ()
+    assert notable(record(gate=GateRecord(gate=False, fail_on=("inconclusive",), verdicts=verdicts))) == ()
 
 
 def test_a_suite_that_is_slower_stands_before_its_cases():
     gate = GateRecord(gate=True, verdicts=(regressed("t.py::a", 0.5),), suite="regressed", suite_line="+10 % slower")
-    assert [one.case for one in notable(run(gate=gate))] == ["", "t.py::a"]
+    assert [one.case for one in notable(record(gate=gate))] == ["", "t.py::a"]
 
 
 def test_equal_work_apart_by_more_than_the_tolerance_is_told_as_unsure():
     results = (result("a", 1.0, n=1), result("b", 1.64, n=1), result("c", 1.02, n=2), result("d", 1.0, n=2))
-    (told,) = notable(run(*results))
+    (told,) = notable(record(*results))
     assert (told.kind, told.case, told.sure, told.interval) == ("equal-work", "t.py::b", "unsure", None)
     assert told.sentence == "2 cases of equal work: 1 s to 1.64 s, 64% apart, one run each"
     assert spread_of_equal_work(equal_work(results)) == pytest.approx(0.64)
@@ -105,7 +97,7 @@ def test_a_result_above_a_measured_peak_has_no_share():
     peak = Peak(value=1.0, unit="TFLOPS", source="measured here", kind="measured")
     metric = Metric(name="tflops", value=294.7, unit="TFLOPS", better="higher", peak=peak)
     below = dataclasses.replace(metric, value=0.9)
-    (told,) = notable(run(result("a", metrics=(metric,), n=1), result("b", metrics=(below,), n=2)))
+    (told,) = notable(record(result("a", metrics=(metric,), n=1), result("b", metrics=(below,), n=2)))
     assert (told.kind, told.case, told.cases, told.effect) == ("above-peak", "t.py::a", ("t.py::a",), None)
     assert told.sentence.startswith("peak exceeded: 1 case above the measured peak (fp32 TFLOPS)")
     assert "29" not in told.sentence
@@ -119,7 +111,7 @@ def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
         ]
         return result(case, metrics=tuple(metrics), name=case)
 
-    (told,) = notable(run(pipeline("a", 0.61, 0.31), pipeline("b", 0.3, 0.2), pipeline("c", 0.21, 0.2)))
+    (told,) = notable(record(pipeline("a", 0.61, 0.31), pipeline("b", 0.3, 0.2), pipeline("c", 0.21, 0.2)))
     assert (told.kind, told.case, told.cases) == ("bubble", "t.py::a", ("t.py::a", "t.py::b"))
     assert told.sentence.endswith("bubble 61%, simulated 31%")
 
@@ -135,7 +127,7 @@ def on_devices(case, times_s):
 
 
 def test_a_device_that_is_slowest_everywhere_is_named():
-    (told,) = notable(run(*(on_devices(f"c{number}", (1.0, 1.01, 1.1, 1.02)) for number in range(6))))
+    (told,) = notable(record(*(on_devices(f"c{number}", (1.0, 1.01, 1.1, 1.02)) for number in range(6))))
     assert (told.kind, told.effect, len(told.cases)) == ("slowest", pytest.approx(1.1 / 1.01 - 1), 6)
     assert told.sentence == "device cuda:2 is the slowest in 6 of 6 cases, typically by 8.9%"
 
@@ -149,20 +141,20 @@ def test_a_device_that_is_slowest_everywhere_is_named():
     ],
 )
 def test_chance_names_no_device(times_s):
-    assert notable(run(*(on_devices(f"c{number}", times) for number, times in enumerate(times_s)))) == ()
+    assert notable(record(*(on_devices(f"c{number}", times) for number, times in enumerate(times_s)))) == ()
 
 
 def test_findings_of_other_rooms_take_their_place():
     change = Notable(kind="change-point", case="t.py::x", sentence="slower since abc", sure="likely", effect=0.05)
     gate = GateRecord(gate=True, verdicts=(regressed("t.py::a", 0.1), Verdict(case="t.py::d", name="improved")))
-    assert [one.kind for one in notable(run(gate=gate), more=[change])] == ["regressed", "change-point", "improved"]
+    assert [one.kind for one in notable(record(gate=gate), more=[change])] == ["regressed", "change-point", "improved"]
     assert KINDS[0] == "impossible"
 
 
 def test_an_effect_without_bound_is_no_figure():
     finding = Finding(quantity="loss", name="regressed", tolerance=0.0, effect=math.inf, exact=True)
     verdict = Verdict(case="t.py::a", name="regressed", findings=(finding,))
-    (told,) = notable(run(gate=GateRecord(gate=True, verdicts=(verdict,))))
+    (told,) = notable(record(gate=GateRecord(gate=True, verdicts=(verdict,))))
     assert told.sentence == "more than nothing worse in loss"
 
 
@@ -170,6 +162,6 @@ def test_a_failing_environment_names_what_differs():
     plain = regressed("t.py::a", 0.08)
     keys = ('packages.torch "2.13", stored "2.12"', "driver 1, stored 2", "kernel a, stored b", "os c, stored d")
     verdict = dataclasses.replace(plain, name="environment", soft_differences=keys)
-    (found,) = notable(run(result("a"), gate=GateRecord(gate=True, verdicts=(verdict,))))
+    (found,) = notable(record(result("a"), gate=GateRecord(gate=True, verdicts=(verdict,))))
     assert found.sentence.startswith("environment: 8 % slower [6, 10], 1 s -> 1.08 s")
     assert found.sentence.endswith("; not as stored: packages.torch, driver, kernel and 1 more")

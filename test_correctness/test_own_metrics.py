@@ -32,9 +32,6 @@ MEMORY = OwnMetric(name="memory", unit="GiB", better="lower")
 BANDWIDTH = OwnMetric(name="bandwidth", unit="GB/s", better="higher")
 
 
-# -- what may be said ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -83,9 +80,6 @@ def test_what_a_plugin_registers_is_metrics_each_name_once():
             registered([wrong])
 
 
-# -- over the ranks --------------------------------------------------------------------------------------------------
-
-
 def reports(*values, **fields):
     metric = OwnMetric(name="a", **fields)
     plain = dataclasses.asdict(metric)
@@ -127,9 +121,6 @@ def test_metrics_of_one_s_own_follow_those_of_the_case():
 
 def test_no_name_of_pytest_benchmark_s_extra_info_is_overwritten():
     assert set(extra_info(gpt("a", 2, 1e-3))) - {metric.name for metric in gpt("a", 2, 1e-3).metrics} <= RESERVED
-
-
-# -- the gate --------------------------------------------------------------------------------------------------------
 
 
 def runs_with(values):
@@ -294,8 +285,6 @@ def test_all_cases_with_more_memory_are_no_host_unless_sessions_move_so_far(sess
     assert {expected} == {verdict.name for verdict in settled(given, {"memory": 2.1 * (1 + now)})}
 
 
-# -- stored ----------------------------------------------------------------------------------------------------------
-
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
 HARDWARE = Hardware(platform="cpu", fingerprint="f", key={"cores": 2})
 
@@ -368,8 +357,6 @@ def test_a_history_keeps_unit_and_direction():
     del plain["own"]
     assert read_line(json.dumps(plain).encode()).own == {}  # a line of an earlier version
 
-
-# -- perfsuite's own metrics -----------------------------------------------------------------------------------------
 
 FORMULAS_OF_THE_TIME = {
     *("tflops", "tflops_per_device", "gb_per_s", "latency_us", "algbw_gb_per_s", "busbw_gb_per_s", "step_time_s"),

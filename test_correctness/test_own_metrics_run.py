@@ -28,9 +28,6 @@ MEMORY = OwnMetric(name="memory", unit="GiB", better="lower")
 BANDWIDTH = OwnMetric(name="bandwidth", unit="GB/s", better="higher")
 
 
-# -- on a rank -------------------------------------------------------------------------------------------------------
-
-
 def step(rank):
     """Stands for a function of a user."""
 
@@ -136,9 +133,6 @@ def test_a_metric_that_is_said_in_two_ways_keeps_what_was_recorded():
     assert 4.0 == records.read()["bandwidth"][0]
 
 
-# -- a session ---------------------------------------------------------------------------------------------------------
-
-
 class Machine:
     """A case of 10 ms whose memory and bandwidth a test changes; both scatter by half a per cent."""
 
@@ -162,21 +156,11 @@ class Machine:
         return measurement(job, times, records=records)
 
 
-@pytest.fixture
-def own_machine():
-    return Machine()
-
-
-@pytest.fixture
-def own_repo(pytester, monkeypatch, own_machine):
-    """A repository with six stored runs of one case."""
-    repo = repository(pytester, monkeypatch, TESTS, own_machine)
+def test_more_memory_and_less_bandwidth_fail_the_gate_and_are_everywhere(pytester, monkeypatch, capsys):
+    own_machine = Machine()
+    own_repo = repository(pytester, monkeypatch, TESTS, own_machine)
     for _ in range(6):
-        repo.run("--perf-update=append").stdout.fnmatch_lines(["*1 run of 1 case added"])
-    return repo
-
-
-def test_more_memory_and_less_bandwidth_fail_the_gate_and_are_everywhere(own_repo, own_machine, pytester, capsys):
+        own_repo.run("--perf-update=append").stdout.fnmatch_lines(["*1 run of 1 case added"])
     own_repo.run("--perf-gate").assert_outcomes(passed=1)
     own_machine.values[MEMORY] *= 1.12
     found = own_repo.run("--perf-gate")
@@ -205,20 +189,6 @@ def test_more_memory_and_less_bandwidth_fail_the_gate_and_are_everywhere(own_rep
     assert "GB/s, +0 %, between" in capsys.readouterr().out
     refused = own_repo.run("--perf-update=append", "--perf-gate")
     refused.stdout.fnmatch_lines(["*REGRESSED bandwidth*"])
-
-
-def test_a_lost_metric_and_another_unit_are_said(own_repo, own_machine):
-    del own_machine.values[MEMORY]
-    undecided = "--perf-fail-on=default,inconclusive"
-    own_repo.run("--perf-gate", undecided).stdout.fnmatch_lines(
-        ["*memory was 2.* GiB in the newest stored run and was*"]
-    )
-    own_machine.values[dataclasses.replace(MEMORY, unit="MiB")] = 2150.0
-    own_repo.run("--perf-gate", undecided).stdout.fnmatch_lines(
-        ["*memory is in MiB (lower is better) now, stored in GiB*"]
-    )
-    own_repo.run("--perf-update=append").stdout.fnmatch_lines(["*memory is in MiB*"])
-    own_repo.run("--perf-update=accept", "--perf-reason=unit").stdout.fnmatch_lines(["*1 run of 1 case added*"])
 
 
 REGISTERED = """

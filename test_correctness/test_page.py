@@ -18,7 +18,6 @@ from perfsuite.reports.page import page
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts import rows as charts
 from perfsuite.reports.page.page import renderer
-from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence, title_of
 from perfsuite.reports.stored import Recording
@@ -27,8 +26,15 @@ from test_correctness.helpers.pages import Read, everything, gpt, many, material
 HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"
 
 
-def test_every_section_has_something_to_show(monkeypatch):
-    read = Read(rendered(monkeypatch, *everything()))
+@pytest.fixture(scope="module")
+def whole():
+    """The page of a run with something for every section."""
+    with pytest.MonkeyPatch.context() as patch:
+        return rendered(patch, *everything())
+
+
+def test_every_section_has_something_to_show(whole):
+    read = Read(whole)
     keys = " ".join(found.removeprefix("s-") for found in read.ids() if found.startswith("s-"))
     assert keys == "verdict device collectives training scaling options pipelines checklist cases environment"
     assert read.ids() == list(dict.fromkeys(read.ids()))  # no anchor twice
@@ -79,8 +85,8 @@ def test_findings_do_not_repeat_the_table_of_changes(monkeypatch):
     assert "and 6 more; Changes lists all changed cases" in read.text
 
 
-def test_every_section_but_the_verdict_can_be_folded(monkeypatch):
-    read = Read(rendered(monkeypatch, *everything()))
+def test_every_section_but_the_verdict_can_be_folded(whole):
+    read = Read(whole)
     sections = [found for tag, found in read.tags if tag == "section"]
     assert len(sections) - 1 == sum(found.get("class") == "part" for tag, found in read.tags if tag == "details")
 
@@ -122,29 +128,28 @@ def test_no_section_takes_the_charts_of_the_others():
     assert page.drawn_charts(sections) == {id(chart) for chart in expected}
 
 
-def test_equal_runs_give_equal_bytes_without_a_request(monkeypatch):
-    first, second = (rendered(monkeypatch, *everything()) for _ in range(2))
-    assert first == second
+def test_equal_runs_give_equal_bytes_without_a_request(whole, monkeypatch):
+    assert rendered(monkeypatch, *everything()) == whole
     addresses = {
         value
-        for tag, found in Read(first).tags
+        for tag, found in Read(whole).tags
         for name, value in found.items()
         if name in ("src", "href", "data", "action", "srcset", "xlink:href")
     }
     assert all(address.startswith("#") for address in addresses)
-    assert "url(http" not in first
-    assert "@import" not in first
+    assert "url(http" not in whole
+    assert "@import" not in whole
 
 
-def test_links_lead_somewhere(monkeypatch):
-    read = Read(rendered(monkeypatch, *everything()))
+def test_links_lead_somewhere(whole):
+    read = Read(whole)
     wanted = {found["href"][1:] for tag, found in read.tags if tag == "a"}
     assert wanted <= set(read.ids())
     assert any(target.startswith("c-") for target in wanted)
 
 
-def test_the_policy_allows_only_the_style_and_the_script_of_the_page(monkeypatch):
-    read = Read(rendered(monkeypatch, *everything()))
+def test_the_policy_allows_only_the_style_and_the_script_of_the_page(whole):
+    read = Read(whole)
     (policy,) = [found["content"] for tag, found in read.tags if found.get("http-equiv")]
     assert re.fullmatch(r"default-src 'none'; style-src 'sha256-\S+'; script-src 'sha256-\S+'; base-uri 'none'", policy)
     assert [tag for tag, _ in read.tags].count("script") == 1
@@ -189,15 +194,8 @@ def test_hostile_text_is_shown_as_text(monkeypatch):
         first, case=f"test_perf/t.py::test_x[{HOSTILE}]", parameters={**first.parameters, HOSTILE: HOSTILE}
     )
     long = dataclasses.replace(first, case=f"t.py::test_y[{'x' * 10_000}]")
-    specs = []
-
-    def keep(spec, name, prefix):
-        specs.append(spec)
-        return "<svg></svg>"
-
-    text = rendered(
-        monkeypatch, evil, long, draw=keep, failures={f"t.py::{HOSTILE}": HOSTILE}, skips={"t.py::s": HOSTILE}
-    )
+    meaning = {"failures": {f"t.py::{HOSTILE}": HOSTILE}, "skips": {"t.py::s": HOSTILE}}
+    text = rendered(monkeypatch, evil, long, **meaning)
     text.encode("utf-8")  # no half of a character is left
     read = Read(text)
     assert [tag for tag, _ in read.tags].count("script") == 1
@@ -262,12 +260,8 @@ def test_runs_with_little_to_show_have_a_page(monkeypatch, results, meaning, tol
 
 def test_every_chart_of_simulated_devices_says_so(monkeypatch):
     specs = []
-
-    def keep(spec, name, prefix):
-        specs.append(spec)
-        return "<svg></svg>"
-
-    rendered(monkeypatch, *(dataclasses.replace(one, simulated=True) for one in everything()), draw=keep)
+    simulated = (dataclasses.replace(one, simulated=True) for one in everything())
+    rendered(monkeypatch, *simulated, draw=lambda spec, *names: specs.append(spec) or "<svg></svg>")
     assert len(specs) > 8
     assert all(spec["title"]["text"] == page.SIMULATED for spec in specs)
 
@@ -371,13 +365,6 @@ def test_more_cases_than_fit_are_counted(monkeypatch):
     (block,) = all_cases(material(*everything())).blocks
     assert 0 < len(block.rows) < len(everything())
     assert "than the page can hold" in block.more
-
-
-def test_sections_come_in_the_order_of_the_page():
-    names = [make.__module__.rpartition(".")[2] for make in SECTIONS]
-    assert names[0] == "verdict"
-    assert names[-2:] == ["cases", "cases"]
-    assert len(set(SECTIONS)) == len(SECTIONS)
 
 
 def test_a_page_that_cannot_be_written_says_so(tmp_path, monkeypatch):

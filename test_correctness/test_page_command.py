@@ -38,7 +38,10 @@ def pages():
 
 
 def test_a_page_stands_where_it_was_asked_for(repo):
-    done = repo.run("--perf-html=out/run.html")
+    repo.run()
+    assert pages() == []
+    done = repo.run("-o", "perf_html=out/run.html")
+    assert pages() == ["out/run.html"]
     done.stdout.fnmatch_lines(
         ["page        out/run.html without charts: pip install *", "next *perfsuite show *--show=tables"]
     )
@@ -55,27 +58,12 @@ def test_without_a_name_it_stands_beside_the_journal(repo):
     assert written.with_suffix(".jsonl").exists()
 
 
-def test_an_ini_file_asks_for_it_and_a_run_without_does_not(repo):
-    repo.run()
-    assert pages() == []
-    repo.run("-o", "perf_html=run.html")
-    assert pages() == ["run.html"]
-
-
 def test_the_tests_are_not_taken_for_the_file(repo):
     done = repo.run("--perf-html", "test_it.py")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines(["*--perf-html: test_it.py does not end in .html; write --perf-html=FILE.html*"])
     assert BESIDE  # the word that stands for no file is none either
     assert not BESIDE.endswith(".html")
-
-
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(repo):
-    Path("file").write_text("")
-    done = repo.run("--perf-html=file/run.html")
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*--perf-html: *file/run.html cannot be written: *; name another file"])
-    assert repo.driver.jobs == []
 
 
 def test_a_full_disk_costs_the_page_and_not_the_run(repo, monkeypatch):

@@ -34,8 +34,3 @@ def test_the_gate_script_runs_the_test_command_that_is_printed():
     lines = README.splitlines()
     start = lines.index("<!-- tests -->")
     assert lines[start + 1 : start + 4] == ["```", command("tests"), "```"]
-
-
-def test_every_page_that_it_names_exists():
-    for page in re.findall(r"\]\(([^)]+\.md)\)", README):
-        assert (ROOT / page).is_file(), page

@@ -179,8 +179,6 @@ def test_an_unknown_recipe_names_the_nearest():
         find("002-llama2_7b-bf16")
 
 
-# -- the cases of the suite --------------------------------------------------------------------------------------------
-
 SUITE = Path(__file__).parent.parent / "test_perf"
 STORED = Path(__file__).parent / "ids"
 

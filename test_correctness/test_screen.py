@@ -1,7 +1,6 @@
 """One screen: what stands on it, that it is never larger, and that text of others does nothing but be read."""
 
 import dataclasses
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from perfsuite.base.errors import RanksFailed
-from perfsuite.base.units import readable_rate
 from perfsuite.cli.main import main
 from perfsuite.expectations.judge import Expected
 from perfsuite.expectations.rows import Expectation
@@ -303,13 +301,6 @@ def test_what_exceeds_a_measured_peak_is_no_share():
     assert share_of_peak(gone) == "(peak exceeded)"
 
 
-def test_units_are_those_in_which_a_column_reads_best():
-    assert readable_rate([8.475e-05], "GB/s")[0] == "kB/s"
-    assert readable_rate([0.00004447], "GiB") == ("KiB", 1 << 20)
-    assert readable_rate([0.2, 3.0, 500.0], "TFLOPS") == ("TFLOPS", 1.0)
-    assert readable_rate([], "GB/s") == ("GB/s", 1.0)
-
-
 @pytest.mark.parametrize("width", [30, 60, 90])
 def test_a_wide_table_is_told_in_blocks_that_have_every_cell(width):
     headings = ["case", *(f"column{number}\nunit" for number in range(8))]
@@ -399,38 +390,34 @@ def test_a_run_shows_one_screen_and_the_table_of_plain_benchmarks_alone(pytester
     assert "test_product" in repo.run("--perf-show=cases", "-k", "fp32").stdout.str().partition("- benchmark")[2]
 
 
-@pytest.mark.parametrize("option", ["--perf-summary", "--perf-report"])
+@pytest.mark.parametrize("option", ["--perf-summary=file/s.md", "--perf-report=file/r.md", "--perf-html=file/p.html"])
 def test_a_target_that_cannot_be_written_is_told_before_anything_is_measured(pytester, monkeypatch, option):
     repo = repository(pytester, monkeypatch, TESTS)
     pytester.path.joinpath("file").write_text("")
-    done = repo.run(f"{option}=file/below.md")
+    done = repo.run(option)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"{option}: " in done.stderr.str()
-    assert "cannot be written" in done.stderr.str()
+    name, _, path = option.partition("=")
+    done.stderr.fnmatch_lines([f"*{name}: *{path} cannot be written: *"])
     assert repo.driver.timed() == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 120, 200])
-def test_a_real_terminal_gets_no_line_that_it_must_wrap(pytester, columns):
+@pytest.mark.parametrize(
+    ("columns", "given", "coloured"),
+    [(80, "env -u PY_COLORS -u NO_COLOR TERM=xterm", True), (200, "env -u PY_COLORS NO_COLOR=1", False)],
+)
+def test_a_real_terminal_gets_no_line_that_it_must_wrap(pytester, columns, given, coloured):
     pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
     pytester.makepyfile(test_it=ON_A_RANK)
-    command = (
-        f"stty cols {columns} rows 50; {{}} {sys.executable} -m pytest -p no:cacheprovider"  # pytester: no colours
-    )
-    for given, colours in (("env -u PY_COLORS -u NO_COLOR TERM=xterm", True), ("env -u PY_COLORS NO_COLOR=1", False)):
-        shown = subprocess.run(
-            ["script", "-qec", command.format(given), "/dev/null"],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        ).stdout
-        assert "1 measured" in shown
-        below = shown.partition("perfsuite: cpu")[2].partition("1 measured")[2].splitlines()[1:-1]
-        assert below
-        assert all(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) <= columns for line in below)
-        assert ("\x1b[32m" in shown) is colours
+    command = f"stty cols {columns} rows 50; {given} {sys.executable} -m pytest -p no:cacheprovider"
+    shown = subprocess.run(
+        ["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=300, check=False
+    ).stdout
+    assert "1 measured" in shown
+    below = shown.partition("perfsuite: cpu")[2].partition("1 measured")[2].splitlines()[1:-1]
+    assert below
+    assert all(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) <= columns for line in below)
+    assert ("\x1b[32m" in shown) is coloured
 
 
 ON_A_RANK = """
@@ -490,55 +477,44 @@ def test_a_gate_that_has_too_few_stored_runs_says_how_many_there_are():
     assert verdict_counts({**verdicts, "c": passing}, True).startswith("gated 1 of 3 cases: ")
 
 
-COLOURS = ("PY_COLORS", "NO_COLOR", "FORCE_COLOR")
-
-
-@pytest.mark.parametrize(
-    "example",
-    [
-        ((), {}, False),
-        ((), {"FORCE_COLOR": "1"}, True),
-        ((), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
-        ((), {"NO_COLOR": "1", "PY_COLORS": "1"}, True),
-        ((), {"FORCE_COLOR": "1", "PY_COLORS": "0"}, False),
-        (("--color=no",), {"FORCE_COLOR": "1"}, False),
-        (("--color=yes",), {"NO_COLOR": "1"}, True),
-    ],
+COLOURS = (
+    ((), {}, False),
+    ((), {"FORCE_COLOR": "1"}, True),
+    ((), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ((), {"NO_COLOR": "1", "PY_COLORS": "1"}, True),
+    ((), {"FORCE_COLOR": "1", "PY_COLORS": "0"}, False),
+    (("--color=no",), {"FORCE_COLOR": "1"}, False),
+    (("--color=yes",), {"NO_COLOR": "1"}, True),
 )
-def test_show_has_the_colours_of_pytest(tmp_path, monkeypatch, capsys, example):
-    option, variables, coloured = example
-    for name in COLOURS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+OF_PYTEST = f"""
+import os
+from _pytest.config import create_terminal_writer, get_config
+for option, variables, coloured in {COLOURS!r}:
+    for name in ("PY_COLORS", "NO_COLOR", "FORCE_COLOR"):
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    config = get_config()
+    config.parse(list(option))
+    assert create_terminal_writer(config).hasmarkup == coloured, (option, variables)
+"""
+"""Fails where pytest itself does not write colours into a pipe as COLOURS say."""
+
+
+def test_show_has_the_colours_of_pytest(tmp_path, monkeypatch, capsys):
+    subprocess.run([sys.executable, "-c", OF_PYTEST], stdout=subprocess.PIPE, timeout=60, check=True, cwd="/")
     writer = JournalWriter(tmp_path / "j.jsonl", Header(session="s", fingerprint="f", platform="cpu", started_at=""))
     writer.failure("t.py::test_a", "boom \x1b[2J")
     writer.ended(RunEnd(at="", took_s=1.0, exit_status=1))
     writer.close()
-    assert main(["show", str(tmp_path / "j.jsonl"), *option]) == 0
-    out = capsys.readouterr().out
-    assert ("\x1b[31m ! failed: boom \\x1b[2J   t.py::test_a\x1b[0m\n" in out) == coloured
-    assert coloured or "\x1b" not in out
-    assert pytest_colours(option, variables) == coloured
-
-
-def pytest_colours(option, variables):
-    """Whether pytest itself writes colours into a pipe."""
-    environment = {name: value for name, value in os.environ.items() if name not in COLOURS}
-    code = (
-        "import sys, pytest\nfrom _pytest.config import get_config, create_terminal_writer\n"
-        f"config = get_config(); config.parse({list(option)!r})\nprint(create_terminal_writer(config).hasmarkup)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd="/",
-    )
-    return ran.stdout.split()[-1] == "True"
+    for option, variables, coloured in COLOURS:
+        for name in ("PY_COLORS", "NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert main(["show", str(tmp_path / "j.jsonl"), *option]) == 0
+        out = capsys.readouterr().out
+        assert ("\x1b[31m ! failed: boom \\x1b[2J   t.py::test_a\x1b[0m\n" in out) == coloured, (option, variables)
+        assert coloured or "\x1b" not in out
 
 
 def test_too_few_stored_runs_are_said_everywhere():
@@ -550,8 +526,6 @@ def test_too_few_stored_runs_are_said_everywhere():
         assert "3 of 5 runs are stored" in text
         assert "there is no baseline" not in text
 
-
-# -- one run, the same words everywhere --------------------------------------------------------------------------
 
 PLACES = {
     "all skipped": ("@pytest.mark.skip('not here')\ndef test_a(perf):\n    perf(Product())\n", "1 skipped"),
@@ -577,11 +551,13 @@ ENDS = {"ended between cases": "the run was interrupted", "lost": "the run did n
 def test_screen_show_page_and_summary_count_the_same(pytester, monkeypatch, capsys, kind):
     tests, counts = PLACES[kind]
     found = repository(pytester, monkeypatch, f"import pytest\n\n{tests}").run("--perf-html=run.html")
+    journals = sorted((pytester.path / ".perfsuite").glob("journal-*.jsonl"))
     said = {"html": (pytester.path / "run.html").read_text(encoding="utf-8"), "screen": found.stdout.str()}
     if kind == "all skipped":  # a run without a result has no screen, and no journal as one without a measurement
         del said["screen"]
+        assert journals == []
     elif kind != "all failed":
-        (path,) = (pytester.path / ".perfsuite").glob("journal-*.jsonl")
+        (path,) = journals
         if kind == "lost":
             del said["screen"]
             lines = [line for line in path.read_text().splitlines(keepends=True) if not line.startswith('{"end"')]

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.reports.tables.report import STYLES, report
 from test_correctness.helpers.report_runs import (
     MEMORY,
     gpt,
@@ -101,9 +100,6 @@ def test_a_build_that_ran_and_could_not_tell_is_not_called_missing():
         "- empty: fragmentation GiB; final (device) GiB; final (host) GiB: the memory build does not report it here"
         in section(text, "Memory per device")
     )
-
-
-# -- 001 ---------------------------------------------------------------------------------------------------------
 
 
 def test_report_001_has_speed_up_over_the_smallest_and_rows_of_other_hardware_after_the_measured_ones():
@@ -201,9 +197,6 @@ def test_a_base_that_cannot_be_compared_is_refused_by_name(base, said):
     assert said in str(error.value)
 
 
-# -- 002 ---------------------------------------------------------------------------------------------------------
-
-
 def test_report_002_has_loss_and_memory_each_under_its_own_name():
     mine, theirs = rows(style("flagperf", run(llama(8, 10.0))), "Performance")
     assert ("3.5", "40", "48") == tuple(mine[name] for name in ("loss", "memory used GiB (whole device)", "of GiB"))
@@ -269,16 +262,6 @@ def test_the_topology_of_report_003_stands_beside_the_measured_one():
     assert "ResNet50" not in text
 
 
-def test_two_reports_share_the_table_of_the_machine():
-    llama2 = dataclasses.replace(llama(8, 1.0), environment={"cpu": "Xeon"})
-    text = report([run(on_oneflows_cards(cpu="Xeon"), llama2)], [STYLES["flagperf"], STYLES["oneflow"]])
-    assert text.count("### Hardware") == 1
-    assert table(text, "Hardware")[0][2:] == ["published: 002", "published: 003"]
-
-
-# -- 003 ---------------------------------------------------------------------------------------------------------
-
-
 def test_report_003_pairs_by_layout_and_batch():
     name = "test_grid[v100-DP_8x1x1_16_1536x16]"
     case = gpt(name, 8, 0.418, model="gpt-1536x16", platform="v100", micro_batch_size=2, builds=("memory",))
@@ -291,9 +274,6 @@ def test_report_003_pairs_by_layout_and_batch():
         below["latency ms"],
         below["memory MiB (whole card)"],
     )
-
-
-# -- told apart --------------------------------------------------------------------------------------------------
 
 
 def test_latte_under_another_strategy_does_not_stand_under_ddp():

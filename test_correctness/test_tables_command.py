@@ -80,11 +80,6 @@ def test_the_base_may_be_a_baseline_file(tmp_path, capsys):
     )
 
 
-def test_the_example_baseline_gives_tables(capsys):
-    text = reported(capsys, ROOT / "baselines" / "examples" / "cpu-example.json")
-    assert ["all_reduce", "2 cpu", "1MiB", "fp32"] == table(text, "Collectives")[1][:4]
-
-
 def test_the_documentation_shows_what_is_printed(capsys):
     text = (ROOT / "docs" / "how-to" / "reports.md").read_text()
     shown = text.partition("<!-- example -->\n")[2].partition("<!-- end of example -->")[0]
@@ -134,8 +129,6 @@ def test_an_unknown_style_is_refused_with_those_there_are(tmp_path, capsys):
         assert name in said
 
 
-# -- in a run ----------------------------------------------------------------------------------------------------
-
 TRAINING = """
 import pytest
 from perfsuite.workloads.training.train_step import TrainStep
@@ -158,11 +151,12 @@ def mine(pytester, monkeypatch):
     return repository(pytester, monkeypatch, TRAINING, scripted)
 
 
-def test_a_run_writes_its_report_and_says_where(mine):
+def test_a_run_writes_its_report_says_where_and_its_journal_gives_the_same_tables_later(mine, capsys):
     result = mine.run("--perf-report=out/report.md", "--perf-journal=j.jsonl")
     result.assert_outcomes(passed=2, skipped=1)
     path = mine.pytester.path / "out" / "report.md"
     result.stdout.fnmatch_lines([f"report {path}: latte"])
+    result.stdout.fnmatch_lines(["test_latte?cpu-ws2-latte-tiny?*2*weak*2*vs 1 rank*100%"])
     told = {row["nodes x ranks"]: row for row in rows(path.read_text(), "DDP: latte-tiny")}
     assert {"1 x 1 cpu": "1 (base)", "1 x 2 cpu": "2 vs 1 rank", "1 x 4 cpu": ""} == {
         name: row["speed-up"] for name, row in told.items() if not name.startswith("published")
@@ -171,18 +165,9 @@ def test_a_run_writes_its_report_and_says_where(mine):
     assert {"test_it.py::test_latte[cpu-ws4-latte-tiny]": "no time for 4"} == read_journal(
         mine.pytester.path / "j.jsonl"
     ).skips
-
-
-def test_the_journal_gives_the_same_tables_later(mine, capsys):
-    mine.run("--perf-report=report.md", "--perf-journal=j.jsonl")
     capsys.readouterr()
     later = reported(capsys, mine.pytester.path / "j.jsonl")
-    now = (mine.pytester.path / "report.md").read_text()
-    assert section(now, "DDP: latte-tiny") == section(later, "DDP: latte-tiny")
-
-
-def test_the_terminal_shows_speed_up_with_its_base(mine):
-    mine.run().stdout.fnmatch_lines(["test_latte?cpu-ws2-latte-tiny?*2*weak*2*vs 1 rank*100%"])
+    assert section(path.read_text(), "DDP: latte-tiny") == section(later, "DDP: latte-tiny")
 
 
 def test_the_ini_file_may_ask_for_it(mine):
@@ -237,10 +222,3 @@ def test_a_disk_that_is_full_at_the_end_costs_report_and_summary_and_no_result(m
             "perfsuite: error: summary *s.md cannot be written: No space left*",
         ]
     )
-
-
-def test_a_journal_of_skips_alone_is_not_kept(pytester, monkeypatch):
-    tests = "import pytest\n@pytest.mark.skip(reason='not today')\ndef test_a(perf):\n    perf(step)\n"
-    mine = repository(pytester, monkeypatch, tests)
-    mine.run("--perf-journal=j.jsonl").assert_outcomes(skipped=1)
-    assert not (pytester.path / "j.jsonl").exists()

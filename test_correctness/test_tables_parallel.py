@@ -7,7 +7,6 @@ import pytest
 from perfsuite.base.mesh import MeshShape
 from perfsuite.published.lookup import lookup
 from perfsuite.record.codec import to_json
-from perfsuite.record.result import Record
 from perfsuite.record.step import Component, SpanTotal, Traffic
 from perfsuite.workloads.moe_layer import MoeLayer
 from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
@@ -30,9 +29,6 @@ def hybrid(name, mesh, time_s=1.0, **changes):
     case = f"{test}[{platform}-{words or mesh}]"
     ranks = MeshShape.parse(mesh).world_size
     return gpt(case, ranks, time_s, **{"strategy": "hybrid", "mesh": mesh, **changes})
-
-
-# -- tensor ------------------------------------------------------------------------------------------------------
 
 
 def test_tensor_parallel_has_out_of_memory_on_one_card_measured_and_published():
@@ -65,22 +61,26 @@ def layer(split, ranks, sides=8192, platform="a100"):
     )
     times = {"compute": 3e-3, **({"communication": 1e-3} if ranks > 1 else {})}
     size = sum(size for _, size in workload.messages())
+    records = (("communication_bytes", float(size)), ("tp_bus_bytes", 1.5 * size))
+    case = f"test_perf/t.py::test_column_and_row[{platform}-{sides}x{sides}-{split}]"
+    return of_parts(workload, ranks, times, records=records, case=case, platform=platform)
+
+
+def of_parts(workload, ranks, times, *, records, case, platform="a100"):
+    """A case whose iteration has spans of these seconds."""
     told = dataclasses.replace(
-        measurement(ranks, sum(times.values())),
+        measurement(ranks, sum(times.values()), records=records),
         spans=tuple(SpanTotal(name=name, time_s=time_s, count=1, slowest_rank=0) for name, time_s in times.items()),
-        records=(
-            Record(name="communication_bytes", value=float(size), unit="bytes", reduce="equal"),
-            Record(name="tp_bus_bytes", value=1.5 * size, unit="bytes", reduce="equal"),
-        ),
     )
+    kind = type(workload)
     return result_of(
         told,
-        f"test_perf/t.py::test_column_and_row[{platform}-{sides}x{sides}-{split}]",
-        workload="perfsuite.workloads.tensor_linear:TensorLinear",
+        case,
+        workload=f"{kind.__module__}:{kind.__name__}",
         parameters=to_json(workload.parameters()),
         platform=platform,
         work=workload.work(MeshShape.parse(workload.mesh)),
-        metrics=TensorLinear.metrics,
+        metrics=workload.metrics,
         fingerprint=f"{platform}-test",
     )
 
@@ -119,8 +119,6 @@ def test_lookup_finds_the_rows_of_routing_by_batch():
     assert ["60.8 ms"] == [figure.text for figure in lookup("a100", "moe_layer", case, 8, metric="step_time_s")]
     assert lookup("a100", "moe_layer", {**case, "top_k": 1}, 8) == []
 
-
-# -- sequences ---------------------------------------------------------------------------------------------------
 
 LONG = {"heads": 20, "words_multiple": 128}
 
@@ -194,9 +192,6 @@ def test_ways_of_attention_have_the_reports_rows_below():
     assert ["21 [R]", "76 [R]", "18.3 [R]"] == [theirs["ring"][name] for name in names]
     assert "### Ring attention" not in style("methods", run(cases[1]))
     assert "### Ring attention" in style("methods", run(cases[2]))
-
-
-# -- meshes ------------------------------------------------------------------------------------------------------
 
 
 def test_meshes_are_named_by_their_axes_and_stand_beside_the_reports():
@@ -302,8 +297,6 @@ def test_what_one_rank_received_is_no_bandwidth_of_its_own():
     assert ("64", "") == (row["bytes"], row["busbw GB/s"])
 
 
-# -- experts -----------------------------------------------------------------------------------------------------
-
 ROUTED = (("expert_imbalance", 1.5), ("dropped_share", 0.02))
 
 
@@ -338,23 +331,8 @@ def routing(batch_size, **changes):
     """A layer of experts whose all-to-alls take 1 ms of 4."""
     sizes = {"sequence_length": 16, "width": 64, "hidden": 128, "experts": 64}
     workload = MoeLayer(mesh="ep8", batch_size=batch_size, **sizes, **changes)
-    told = dataclasses.replace(
-        measurement(8, 4e-3, records=ROUTED),
-        spans=tuple(
-            SpanTotal(name=name, time_s=time_s, count=1, slowest_rank=0)
-            for name, time_s in (("compute", 3e-3), ("communication", 1e-3))
-        ),
-    )
-    return result_of(
-        told,
-        f"test_perf/t.py::test_routing[a100-{batch_size}-{'-'.join(changes)}]",
-        workload="perfsuite.workloads.moe_layer:MoeLayer",
-        parameters=to_json(workload.parameters()),
-        platform="a100",
-        work=workload.work(MeshShape.parse("ep8")),
-        metrics=workload.metrics,
-        fingerprint="a100-test",
-    )
+    case = f"test_perf/t.py::test_routing[a100-{batch_size}-{'-'.join(changes)}]"
+    return of_parts(workload, 8, {"compute": 3e-3, "communication": 1e-3}, records=ROUTED, case=case)
 
 
 def test_routing_is_told_by_batch_beside_the_report():

@@ -84,30 +84,33 @@ def test_a_smoke_run_measured_nothing():
         style("latte", run(smoke))
 
 
-# -- what is asked for, and what there is ------------------------------------------------------------------------
-
-
 def test_styles_follow_from_what_was_measured():
     runs = [run(latte(1, 1.0), opensora(1, 1.0))]
     assert ["opensora", "latte"] == [each.name for each in fitting_styles(runs)]
-    assert [] == list(fitting_styles([run()]))
+    of_no_table = kernel("mine", "step", 2, {}, Work(), latency_us=5.0)
+    assert [(), ()] == [fitting_styles([run()]), fitting_styles([run(of_no_table)])]
 
 
-def test_a_style_without_a_table_names_what_there_is_and_what_fits():
+@pytest.mark.parametrize(
+    ("name", "measured", "said"),
+    [
+        (
+            "flagperf",
+            run(latte(1, 1.0)),
+            "style flagperf has no table for the cases of journal.jsonl (latte-l); "
+            "choose --style=latte, or run pytest test_perf -k llama2",
+        ),
+        (
+            "latte",
+            run(name="empty.jsonl"),
+            "empty.jsonl: nothing was measured, so there is nothing for a table; run pytest test_perf -k latte",
+        ),
+    ],
+)
+def test_a_style_without_a_table_names_what_there_is_and_what_fits(name, measured, said):
     with pytest.raises(ConfigurationError) as error:
-        style("flagperf", run(latte(1, 1.0)))
-    assert str(error.value) == (
-        "style flagperf has no table for the cases of journal.jsonl (latte-l); "
-        "choose --style=latte, or run pytest test_perf -k llama2"
-    )
-
-
-def test_an_empty_run_says_so():
-    with pytest.raises(ConfigurationError) as error:
-        style("latte", run(name="empty.jsonl"))
-    assert str(error.value) == (
-        "empty.jsonl: nothing was measured, so there is nothing for a table; run pytest test_perf -k latte"
-    )
+        style(name, measured)
+    assert str(error.value) == said
 
 
 def test_simulated_devices_are_stamped_and_compared_with_nothing_published():
@@ -134,22 +137,11 @@ def test_a_case_that_a_later_run_skipped_stays_measured():
     assert ["2", "1"] == [row[at] for row in rows if row[0].startswith("1 x") and "published" not in row[0]]
 
 
-def test_cases_that_no_table_takes_make_no_style_fit():
-    plain = kernel("mine", "step", 2, {}, Work(), latency_us=5.0)
-    assert () == fitting_styles([run(plain)])
-
-
-def test_every_published_table_that_a_style_names_exists():
-    for each in STYLES.values():
-        for spec in each.tables:
-            assert {line.table for line in published_of(spec.published)} == set(spec.published), spec.title
-
-
-def test_columns_of_a_table_are_told_apart_by_their_titles():
-    for each in STYLES.values():
-        for spec in each.tables:
-            titles = [column.title for column in spec.columns]
-            assert len(set(titles)) == len(titles), spec.title
+def test_published_tables_that_a_style_names_exist_and_titles_of_columns_differ():
+    for spec in (spec for each in STYLES.values() for spec in each.tables):
+        assert {line.table for line in published_of(spec.published)} == set(spec.published), spec.title
+        titles = [column.title for column in spec.columns]
+        assert len(set(titles)) == len(titles), spec.title
 
 
 CASES = (

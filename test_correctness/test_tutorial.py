@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from test_correctness.helpers.markdown import blocks
 from test_correctness.helpers.scripted_driver import ROOT
 
 PAGE = ROOT / "docs" / "tutorials" / "check-a-node.md"
@@ -17,16 +18,11 @@ COMMANDS = re.findall(r"^(python3 .*\S)\s+# exit code (\d)$", TEXT, re.MULTILINE
 COPIED = ("perfsuite", "test_perf", "conftest.py", "pytest.ini", "pyproject.toml")
 
 
-def blocks(kind):
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return [text for language, text in found if language == kind]
-
-
 def test_every_block_of_commands_says_how_its_commands_end_and_the_page_is_short():
-    assert "".join(blocks("sh")).splitlines() == re.findall(r"^python3 .*# exit code \d$", TEXT, re.MULTILINE)
+    assert "".join(blocks(PAGE, "sh")).splitlines() == re.findall(r"^python3 .*# exit code \d$", TEXT, re.MULTILINE)
     assert len(COMMANDS) == 5
     assert len(TEXT.splitlines()) <= 120
-    (install,) = blocks("")
+    (install,) = blocks(PAGE, "")
     assert f"{install.strip()} && python3 -m pytest test_perf" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -38,7 +34,7 @@ def test_the_commands_of_the_tutorial_run_as_they_are_printed(tmp_path):
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, tmp_path)
-    (row,) = blocks("toml")
+    (row,) = blocks(PAGE, "toml")
     (tmp_path / "own.toml").write_text(row)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}

@@ -81,3 +81,8 @@ def test_rates_are_powers_of_ten_and_memory_powers_of_two(count, seconds):
     assert math.isclose(units.tflops(count, seconds) * seconds, count * 1e-12)
     assert math.isclose(units.seconds_to_us(seconds), seconds * 1_000_000)
     assert math.isclose(units.gib(count) * 1024 * 1024 * 1024, count)
+
+
+def test_a_column_of_rates_has_the_unit_of_its_median_and_one_of_nothing_keeps_its_own():
+    assert units.readable_rate([0.2, 3.0, 500.0], "TFLOPS") == ("TFLOPS", 1.0)
+    assert units.readable_rate([], "GB/s") == ("GB/s", 1.0)

@@ -45,8 +45,6 @@ _ROOTS = r"get_device_module|torch_musa|\b(?:musa|cuda|accelerator|backends)\b"
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """One use of a name."""
-
     place: str
     """``perfsuite/platforms/musa.py:120``."""
     owner: str
@@ -62,7 +60,6 @@ class Use:
 
     @property
     def full(self) -> str:
-        """``torch.musa.synchronize``."""
         return f"{self.owner}.{self.name}"
 
 
@@ -100,8 +97,6 @@ class _Reader(ast.NodeVisitor):
         self._scopes: list[dict[str, str]] = [{}]
         self._noted: set[int] = set()
         self._opaque: set[str] = set()  # parameters of the function at hand
-
-    # -- what an expression is -----------------------------------------------------------------------------------
 
     def kind(self, node: ast.expr) -> str:
         """The kind of a value; empty where it is none of ours.  A trailing ``?`` says that it may be None."""
@@ -144,7 +139,6 @@ class _Reader(ast.NodeVisitor):
         return self._answer(node.func)
 
     def _answer(self, function: ast.expr) -> str:
-        """What calling this gives."""
         if isinstance(function, ast.Attribute):
             if dotted(function.value) in ("self", "super()"):
                 return self.known.of(self.known.returns, self._owner, function.attr)
@@ -161,8 +155,6 @@ class _Reader(ast.NodeVisitor):
     def _hands_out_events(self) -> bool:
         """Whether the class at hand has a method that returns an event: its opaque stamps are events."""
         return any(owner == self._owner and kind == EVENT for (owner, _), kind in self.known.returns.items())
-
-    # -- learning ------------------------------------------------------------------------------------------------
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         before, self._owner = self._owner, node.name
@@ -205,8 +197,6 @@ class _Reader(ast.NodeVisitor):
             self._scopes[-1][target.id] = kind
         elif kind and isinstance(target, ast.Attribute) and dotted(target.value) == "self":
             self.known.attributes[self._owner, target.attr] = kind
-
-    # -- noting --------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node: ast.Call) -> None:
         name = dotted(node.func).rpartition(".")[2]

@@ -47,5 +47,4 @@ class SimMusaByNvml(SimMusa):
         return tuple(dataclasses.replace(device, uuid=f"GPU-{device.index}") for device in super().detect())
 
     def telemetry(self):
-        """By NVML's reader."""
         return NvmlTelemetry.open(self.detect(), FakeNvml(super().telemetry()))

@@ -33,7 +33,6 @@ def session(number: int = 0, *, cases=("t.py::a",), level: Callable[[str], float
 
 
 def written(path, *sessions):
-    """A file with these sessions."""
     path.write_text("".join(f"{line_of(one)}\n" for one in sessions))
     return path
 

@@ -21,7 +21,6 @@ class DrawnParity(TrainParity):
     """Parity of the very model that the test has drawn, not of a twin."""
 
     def plan(self, shape: MeshShape) -> Plan:
-        """The drawn sizes."""
         plan = Plan(
             model=models.find(self.model, self.overrides),
             dtype=self.dtype,
@@ -40,7 +39,6 @@ class OlderParity(TrainParity):
     """Where torch's fully_shard takes no parameters to ignore, as that of 2.5."""
 
     def build(self, rank: Rank) -> Step:
-        """With a fully_shard that refuses them."""
         from torch.distributed import fsdp
 
         newer = fsdp.fully_shard
@@ -60,7 +58,6 @@ class NeverRight(TrainParity):
     """A twin that fails its check."""
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise on all ranks."""
         raise WrongResult("a twin that is never right", expected=1, got=0)
 
 
@@ -69,7 +66,6 @@ class Doubtful(TrainStep):
     """A training step whose twin fails."""
 
     def twin(self) -> Workload:
-        """See the class."""
         return NeverRight(model=self.model, strategy=self.strategy)
 
 

@@ -48,13 +48,11 @@ def as_training_scripts_do(rank, more):
 
 
 def large(rank):
-    """Use 300 MiB for a moment."""
     bytearray(300 << 20)
     return lambda: None
 
 
 def changes(rank, how):
-    """Change what nothing puts back."""
     import torch
 
     if how == "environment":

@@ -7,6 +7,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page that are in this language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
 
 
 def cell(text: object) -> str:

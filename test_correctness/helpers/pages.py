@@ -6,12 +6,13 @@ import dataclasses
 import html.parser
 
 from perfsuite.platforms import load_catalog
-from perfsuite.record.result import Metric, Peak, Result, Work
+from perfsuite.record.result import Metric, Peak, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.material import material_of
 from perfsuite.reports.page import page
 from perfsuite.reports.stored import Recording
 from perfsuite.schedules import make_schedule
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.pipelines import measured as timeline_of
 from test_correctness.helpers.report_runs import gpt, llama, measurement, opensora
 
@@ -22,38 +23,35 @@ def metric(name, value, unit, **changes):
     return Metric(name=name, value=value, unit=unit, better="higher", **changes)
 
 
+def on_a100(case, seen, **fields):
+    seen = dataclasses.replace(seen, aligned=True, spans=())
+    return result_of(seen, f"test_perf/{case}", platform="a100", fingerprint="a100-test", **fields)
+
+
 def product(side, dtype, tflops, kind="published"):
     peak = Peak(value=100.0, unit="TFLOPS", source="data sheet", kind=kind)
-    return Result(
-        case=f"test_perf/test_matmul.py::test_matmul[a100-{side}-{dtype}]",
+    return on_a100(
+        f"test_matmul.py::test_matmul[a100-{side}-{dtype}]",
+        measurement(1, 2.0 * side**3 / tflops / 1e12),
         workload="perfsuite.workloads.matmul:Matmul",
         parameters={"m": side, "k": side, "n": side, "dtype": dtype},
-        platform="a100",
-        world_size=1,
-        outcome="measured",
         work=Work(flops={"exact": 2.0 * side**3}, dtype=dtype),
         metrics=(metric("tflops", tflops, "TFLOPS", peak=peak),),
-        measurement=dataclasses.replace(measurement(1, 2.0 * side**3 / tflops / 1e12), aligned=True, spans=()),
-        fingerprint="a100-test",
     )
 
 
 def reduced(ranks, size, time_s):
     bus = 2 * (ranks - 1) / ranks * size / time_s / 1e9
-    return Result(
-        case=f"test_perf/test_collectives.py::test_all_reduce[a100-ws{ranks}-{size}-fp32]",
+    return on_a100(
+        f"test_collectives.py::test_all_reduce[a100-ws{ranks}-{size}-fp32]",
+        measurement(ranks, time_s),
         workload="perfsuite.workloads.collective:AllReduce",
         parameters={"message_bytes": size, "dtype": "fp32"},
-        platform="a100",
-        world_size=ranks,
-        outcome="measured",
         work=Work(collective="all_reduce", message_bytes=float(size), dtype="fp32"),
         metrics=(
             metric("algbw_gb_per_s", size / time_s / 1e9, "GB/s"),
             metric("busbw_gb_per_s", bus, "GB/s", peak=LINK),
         ),
-        measurement=dataclasses.replace(measurement(ranks, time_s), aligned=True, spans=()),
-        fingerprint="a100-test",
     )
 
 
@@ -84,7 +82,6 @@ def everything():
 
 
 def record(*results, **meaning):
-    """A run of these results."""
     platform = results[0].platform if results else "a100"
     return RunRecord(
         name="/home/somebody/journal.jsonl",

@@ -129,7 +129,6 @@ def breaches_of_code(source: str) -> Iterator[str]:
 
 
 def breaches(path: Path) -> list[str]:
-    """Return the breaches of a page or a module."""
     text = path.read_text(encoding="utf-8")
     return list(breaches_of_page(text) if path.suffix == ".md" else breaches_of_code(text))
 

@@ -63,7 +63,6 @@ VARIABLES = {
 
 
 def head(title: str, text: str) -> list[str]:
-    """Return the beginning of a generated page."""
     return [f"# {title}", "", NOTE, "", *textwrap.dedent(text).strip().splitlines(), ""]
 
 
@@ -87,7 +86,6 @@ class Declared:
 
 
 def options_page() -> list[str]:
-    """Every option of the plugin, its ini key and the environment variables."""
     declared = Declared()
     declarations.declare(declared)  # type: ignore[arg-type]
     lines = head(
@@ -136,7 +134,6 @@ def _effect(settings: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def commands_page() -> list[str]:
-    """Every command of ``perfsuite`` with its arguments."""
     lines = head(
         "Commands",
         """
@@ -220,7 +217,6 @@ def _function(name: str, function: Callable[..., Any]) -> list[str]:
 
 
 def _fixtures(module: ModuleType) -> dict[str, str]:
-    """Return the docstrings of the public fixtures of a module, by name."""
     return {
         name: inspect.getdoc(getattr(each, "_fixture_function", None) or inspect.unwrap(each)) or ""
         for name, each in sorted(vars(module).items())
@@ -240,7 +236,6 @@ def markers() -> list[str]:
 
 
 def platforms_page() -> list[str]:
-    """Every row of platforms.toml with its peaks."""
     lines = head(
         "Platforms",
         """
@@ -368,7 +363,6 @@ def field_lines(*kinds: type) -> Callable[[], Iterator[str]]:
 
 
 def factor_lines() -> list[str]:
-    """Return the factors of the bus bandwidth as a table."""
     rows = ((code(name), *(f"{busbw_factor(name, ranks):g}" for ranks in (2, 4, 8))) for name in TRAFFIC)
     return table(("factor", "n = 2", "n = 4", "n = 8"), rows)
 
@@ -385,18 +379,15 @@ def convention_lines() -> list[str]:
 
 
 def import_lines() -> list[str]:
-    """Return the formats that perfsuite reads as a table."""
     return table(("format", "input"), ((code(each.name), cell(each.about)) for each in FORMATS))
 
 
 def upstream_lines() -> list[str]:
-    """Return the texts of failures that name a known fault as a table."""
     rows = ((code(text), fault.replace("NCCL_ALGO", "`NCCL_ALGO`")) for text, fault in UPSTREAM.items())
     return table(("phrase", "fault"), rows)
 
 
 def audit_lines() -> list[str]:
-    """Return the rules of the audit as a table, without their sources."""
     rows = (
         (rule.name, rule.severity, f"{rule.label} ({rule.reach})" if rule.label else "none", cell(rule.checks))
         for rule in RULES
@@ -405,7 +396,6 @@ def audit_lines() -> list[str]:
 
 
 def exit_lines() -> list[str]:
-    """Exit code 1 of every command."""
     found = {name: command_line.find_command(name).found for name in command_line.COMMANDS}
     rows = ((code(f"perfsuite {name}"), cell(text)) for name, text in found.items() if text)
     return table(("command", "exit code 1"), rows)

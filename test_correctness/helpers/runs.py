@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from perfsuite.metrics import derive
-from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.result import Metric, Peak, Result, Work
 from perfsuite.record.run import GateRecord, RunEnd, RunRecord
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.scripted_driver import measurement
 
 PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")
@@ -17,18 +15,9 @@ PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")
 
 def result(case: str, median_s: float = 0.5, **changes) -> Result:
     job = Job(workload=FunctionWorkload(function=result), world_size=changes.get("world_size", 1), budget=Budget())
-    plain = Result(
-        case=case,
-        workload="t:step",
-        parameters={"case": case},
-        platform="cpu",
-        world_size=1,
-        outcome="measured",
-        work=Work(),
-        measurement=measurement(job, (median_s, 1.1 * median_s, median_s)),
-        fingerprint="cpu-x",
-    )
-    return dataclasses.replace(plain, **changes)
+    meaning = {"workload": "t:step", "parameters": {"case": case}, "fingerprint": "cpu-x", **changes}
+    seen = meaning.pop("measurement", measurement(job, (median_s, 1.1 * median_s, median_s)))
+    return result_of(seen, case, **meaning)
 
 
 def product(case: str, tflops: float, dtype: str = "bf16") -> Result:
@@ -38,9 +27,8 @@ def product(case: str, tflops: float, dtype: str = "bf16") -> Result:
 
 def all_reduce(size: int, ranks: int, median_s: float) -> Result:
     work = Work(collective="all_reduce", message_bytes=float(size), dtype="fp32")
-    plain = result(f"t.py::test_all_reduce[cpu-ws{ranks}-{size}]", median_s, world_size=ranks, work=work)
-    metrics = derive(("busbw_gb_per_s",), work=work, measurement=plain.measurement, peaks=Peaks())
-    return dataclasses.replace(plain, metrics=metrics)
+    case = f"t.py::test_all_reduce[cpu-ws{ranks}-{size}]"
+    return result(case, median_s, world_size=ranks, work=work, metrics=("busbw_gb_per_s",))
 
 
 def record(*results: Result, **fields) -> RunRecord:

@@ -19,8 +19,6 @@ ONCE = Budget(smoke=True, timeout_s=300.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One of several workloads."""
-
     workload: Workload
     purpose: Purpose = "time"
 
@@ -38,12 +36,9 @@ class Several(Workload):
         return next((part.workload.process for part in self.parts.values() if part.workload.process), None)
 
     def work(self, shape: MeshShape) -> Work:
-        """Unrated."""
         return Work()
 
     def build(self, rank: Rank) -> CallableStep:
-        """One iteration is all parts."""
-
         def run() -> None:
             for name, part in self.parts.items():
                 own = cast(Rank, _OwnRank(rank, name, part.purpose))

@@ -51,9 +51,6 @@ def _limits() -> list[str]:
     return sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
-# -- the stand-in ------------------------------------------------------------------------------------------------------
-
-
 def stand_in(command: list[str]) -> None:
     """Be the process that ``command`` would have been; it is what ``boot_command`` made for a forkserver."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as template:
@@ -78,9 +75,6 @@ def stand_in(command: list[str]) -> None:
                 os.kill(os.getpid(), os.WTERMSIG(status))
             os._exit(os.waitstatus_to_exitcode(status))
     os.execv(command[0], command)
-
-
-# -- the template ------------------------------------------------------------------------------------------------------
 
 
 def serve(listener: socket.socket, root: str, preload: list[str]) -> None:
@@ -180,9 +174,6 @@ def _place_of_environment() -> tuple[int, int]:
 
 def _block(environment: dict[str, str]) -> bytes:
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
-
-
-# -- for the tests -----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
