@@ -221,6 +221,7 @@ def test_collective_extents_and_expectations_fit(kind, part, ranks, dtype):
     count = part * ranks
     workload = kind(message_bytes=count * ITEM_BYTES[dtype], dtype=dtype)
     work = workload.work(MeshShape.of(dp=ranks))
+    assert workload.metrics[0] == "latency_us"
     assert (workload.name, count * ITEM_BYTES[dtype], dtype) == (work.collective, work.message_bytes, work.dtype)
     most = 0
     for rank in range(ranks):
