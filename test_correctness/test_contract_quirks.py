@@ -75,6 +75,12 @@ def test_the_command_line_prints_them(tmp_path, installed, monkeypatch, capsys):
     assert "    torch-musa" in out  # among the packages
 
 
+def test_no_other_family_has_any(tmp_path):
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA H200"]))
+    assert () == machine.family.quirks(machine.model)
+    assert tuple(machine.remarks()) == tuple(read_environment(machine).notes)
+
+
 # ----------------------------------------------------------------------------------------------------- acted upon
 
 
