@@ -1,17 +1,18 @@
-"""Cases on agents with real processes: what a case brings back, and what every loss becomes."""
+"""Cases on agents, and on local ranks where the same holds: what a case brings back, and what every loss becomes."""
 
 import os
+import re
 import signal
 import time
 
 import pytest
 
-from perfsuite.base.errors import AgentLost, LaunchError, RanksFailed
+from perfsuite.base.errors import AgentLost, RanksFailed
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.transports.cluster import ClusterTransport
-from perfsuite.runtime.transports.launchers import detect_launch
 from test_correctness.helpers import steps
-from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
+from test_correctness.helpers.agents import PRELOAD, job, launched
+from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.processes import gone
 
 
 @pytest.fixture(scope="module")
@@ -36,49 +37,76 @@ def test_a_case_runs_on_the_agents_as_it_does_locally(driver, three):
     assert three.transport.place(2).local_world_size == 3
 
 
-def test_cases_of_fewer_ranks_see_nothing_of_the_launcher(driver):
-    for world_size in (2, 3, 1):
-        records = {record.name: record.value for record in driver.run(job(steps.surroundings, world_size)).records}
+# -- what holds for local ranks too ------------------------------------------------------------------------------------
+
+
+local = driver_fixture()
+
+
+@pytest.fixture(params=["local", "agents"])
+def either(request, monkeypatch):
+    """A driver of local ranks, and one of agents."""
+    monkeypatch.setattr("perfsuite.runtime.driver.GRACE_S", 0.5)
+    return request.getfixturevalue("local" if request.param == "local" else "driver")
+
+
+def processes_of(measurement):
+    return {record.value for record in measurement.records if record.name.startswith("process_of_")}
+
+
+def test_every_world_size_gets_its_own_group_and_environment_and_sees_nothing_of_a_launcher(either):
+    for world_size in (1, 3, 2):
+        records = {record.name: record.value for record in either.run(job(steps.surroundings, world_size)).records}
         assert records["world"] == records["group"] == world_size
         assert records["rank_sum"] == (world_size - 1) / 2
         assert records["leaked"] == 0
+        assert records["threads"] >= 1
 
 
-def test_workers_are_reused_and_replaced_when_asked(driver):
-    first, again, anew = (driver.run(job(steps.surroundings, 2, fresh=fresh)) for fresh in (False, False, True))
+def test_workers_are_reused_and_replaced_when_asked(either):
+    first, again, anew = (either.run(job(steps.surroundings, 2, fresh=fresh)) for fresh in (False, False, True))
     assert [each.process for each in (first, again, anew)] == ["reused", "reused", "fresh"]
-    pids = [
-        {record.value for record in each.records if record.name.startswith("process_of_")}
-        for each in (first, again, anew)
-    ]
-    assert len(pids[0]) == 2
-    assert pids[0] == pids[1]
-    assert not pids[0] & pids[2]
+    assert len(processes_of(first)) == 2
+    assert processes_of(first) == processes_of(again)
+    assert not processes_of(first) & processes_of(anew)
+    assert gone([int(pid) for pid in processes_of(first)], within_s=10.0)
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (steps.raising, {"culprit": 2}, "rank 2 on .* raised ValueError: bad luck on purpose, rank 2"),
-        (steps.raising, {"culprit": 0}, "rank 0 on .* raised ValueError: bad luck on purpose, rank 0"),
+        (
+            steps.raising,
+            {"culprit": 2},
+            "rank 2 on .* raised ValueError: bad luck on purpose, rank 2 .*checking",
+        ),
+        (steps.raising, {"everywhere": True}, "rank 0 on .*; so did ranks 1, 2"),
         (steps.dying, {"culprit": 1, "how": "kill"}, "rank 1 on .* died: killed by SIGKILL"),
         (steps.dying, {"culprit": 2, "how": "exit"}, "rank 2 on .* died: exit code 3"),
+        (steps.dying, {"culprit": 1, "how": "sys.exit"}, "rank 1 on .* raised SystemExit: a workload called sys.exit"),
     ],
 )
-def test_a_failing_rank_is_named_and_the_next_case_runs(driver, function, arguments, message):
-    with pytest.raises(RanksFailed, match=message):
-        driver.run(job(function, 3, **arguments))
+def test_a_failing_rank_is_named_and_the_next_case_runs(either, function, arguments, message):
+    with pytest.raises(RanksFailed, match=message) as failure:
+        either.run(job(function, 3, **arguments))
+    assert "waiting" not in str(failure.value).splitlines()[0]
     if function is steps.dying:
-        assert driver.log_tails()[arguments["culprit"]] == "last words of the culprit"
-    assert len(driver.run(job(steps.add_up, 3)).times_s) >= 3
+        assert either.log_tails()[arguments["culprit"]] == "last words of the culprit"
+    assert len(either.run(job(steps.add_up, 3)).times_s) >= 3
 
 
-def test_an_agent_answers_while_its_worker_hangs(driver):
+def test_a_hang_is_named_with_its_stack_within_the_limit(either):
+    """An agent answers while its worker hangs."""
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=1.5)
-    told = r"^rank 2 on .*hung at .*steps\.py[\s\S]*was waiting for the other ranks in all_reduce"
-    with pytest.raises(RanksFailed, match=told):
-        driver.run(job(steps.hanging, 3, budget=budget, culprit=2))
-    assert driver.run(job(steps.add_up, 3)).world_size == 3
+    with pytest.raises(RanksFailed) as failure:
+        either.run(job(steps.hanging, 3, budget=budget, culprit=2))
+    first, _, others = str(failure.value).partition("\n")
+    assert re.search(r"^rank 2 on .*hung at .*steps\.py.*limit 1\.5 s", first)
+    assert re.search(r"rank 0 on .*was waiting for the other ranks in all_reduce", others)
+    assert either.run(job(steps.add_up, 3)).world_size == 3
+
+
+# -- what becomes of agents --------------------------------------------------------------------------------------------
 
 
 def test_what_a_killed_worker_said_is_never_delivered(driver, three):
@@ -117,23 +145,3 @@ def test_an_agent_lost_during_a_case_ends_the_case(tmp_path, monkeypatch):
             driver.run(job(killing_its_agent, 2, agent_pid=run.agents[1].pid))
         with pytest.raises(AgentLost):
             driver.run(job(steps.add_up, 1))
-
-
-def test_a_driver_without_agents_names_them(tmp_path, monkeypatch):
-    environ = environ_of(0, 3, tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    transport = ClusterTransport(
-        detect_launch(environ), start_method="fork", preload=(), log_directory=tmp_path, deadline_s=0.5, environ=environ
-    )
-    with pytest.raises(LaunchError, match=r"rank 1-2 of 3 did not come within 0.5 s \(no other rank came\)"):
-        transport.gather()
-    transport.close()
-    assert list((tmp_path / f"perfsuite-{os.getuid()}").iterdir()) == []
-
-
-def test_an_agent_without_a_driver_says_so_in_one_line(tmp_path):
-    environ = {**environ_of(1, 2, tmp_path), "PERFSUITE_KEY": "a key for tests alone"}
-    agent = start(AGENT.replace("deadline_s=60", "deadline_s=0.5"), environ)
-    out, err = agent.communicate(timeout=60)
-    assert (agent.returncode, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("perfsuite: rank 1 found no driver on this host within 0.5 s (no process listens there)")

@@ -15,7 +15,7 @@ from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, lau
 from test_correctness.helpers.processes import descendants, gone, listening_on
 
 pytestmark = pytest.mark.usefixtures("cold")
-DRIVER = """
+GATHERED = """
 import os, pathlib, sys, time
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import detect_launch
@@ -23,7 +23,9 @@ transport = ClusterTransport(
     detect_launch(os.environ), start_method="fork", preload=(), log_directory=pathlib.Path(sys.argv[1])
 )
 transport.gather()
-transport.acquire(3, fresh=False, env={}, deadline_s=60)
+"""
+DRIVER = f"""{GATHERED}
+transport.acquire(3, fresh=False, env={{}}, deadline_s=60)
 print("acquired", flush=True)
 time.sleep(3600)
 """
@@ -197,10 +199,11 @@ import signal
 from perfsuite.runtime.transports import agent
 agent.OneSlot.acquire = lambda *_, **__: signal.pause()
 {AGENT}"""
-LIVELY = f"""
+OFTEN = """
 from perfsuite.runtime.transports import exchange
 exchange.BEAT_S, exchange.SILENCE_S = 0.1, 2.5
-{AGENT}"""
+"""
+LIVELY = OFTEN + AGENT
 """Beats so often that a test need not wait for ten seconds; the driver's side is set alike."""
 
 
@@ -243,21 +246,15 @@ def test_an_agent_that_cannot_serve_its_link_any_more_ends(tmp_path, monkeypatch
         assert "ends because the driver is gone: its link cannot be served: RuntimeError" in run.agents[1].stderr.read()
 
 
-PAUSED_DRIVER = """
-import os, pathlib, sys, threading, time
-from perfsuite.runtime.transports import exchange, star
-from perfsuite.runtime.transports.cluster import ClusterTransport
-from perfsuite.runtime.transports.launchers import detect_launch
+PAUSED_DRIVER = f"""{OFTEN}
+from perfsuite.runtime.transports import star
 star.PATIENCE_S = 60
-exchange.BEAT_S, exchange.SILENCE_S = 0.1, 2.5
-transport = ClusterTransport(
-    detect_launch(os.environ), start_method="fork", preload=(), log_directory=pathlib.Path(sys.argv[1])
-)
-transport.gather()
-transport.acquire(2, fresh=False, env={}, deadline_s=60)
+{GATHERED}
+transport.acquire(2, fresh=False, env={{}}, deadline_s=60)
 print("acquired", flush=True)  # the agent has answered: it no longer looks for its driver
 sys.stdin.readline()
-print(transport.acquire(2, fresh=False, env={}, deadline_s=60), [event.kind for event in transport.poll(0)], flush=True)
+acquired = transport.acquire(2, fresh=False, env={{}}, deadline_s=60)
+print(acquired, [event.kind for event in transport.poll(0)], flush=True)
 transport.close()
 """
 

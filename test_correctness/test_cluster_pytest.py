@@ -1,19 +1,16 @@
 """A whole pytest run under real launchers: one report, faults, and nothing left behind."""
 
-import contextlib
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from test_correctness.helpers.processes import gone, processes_with, unlaunched
+from test_correctness.helpers.processes import gone, processes_with, running, until_there
 
 ROOT = Path(__file__).parent.parent
 PROJECT = """
@@ -23,8 +20,10 @@ from perfsuite import world_sizes
 def add_up(rank):
     import torch
     import torch.distributed as dist
-    buffer = torch.ones(1024)
-    return lambda: dist.all_reduce(buffer)
+    ones = torch.ones(1024)
+    dist.all_reduce(ones)
+    assert ones.tolist() == [float(rank.world_size)] * 1024
+    return lambda: dist.all_reduce(ones)
 
 def dying(rank):
     def run():
@@ -85,37 +84,13 @@ LIKE_MPIRUN = (sys.executable, "-c", IMITATION)
 NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI's mpirun is not installed")
 
 
-@contextlib.contextmanager
 def project(launcher, directory, *options, source=PROJECT, environ=None):
     """A run of ``source`` under a launcher; at the end nothing of it may be left, in processes or in files."""
     (directory / "test_project.py").write_text(source)
     (directory / "tmp").mkdir()
-    token = f"PERFSUITE_TEST_TOKEN={directory}"
-    given = {
-        **unlaunched(),
-        "PERFSUITE_TEST_TOKEN": str(directory),
-        "PYTHONPATH": str(ROOT),
-        "STUCK": str(directory / "stuck"),
-        "TMPDIR": str(directory / "tmp"),
-        **(environ or {}),
-    }
-    process = subprocess.Popen(
-        [*launcher, "-p", "perfsuite.plugin", "-p", "no:cacheprovider", "--color=no", "--junitxml=junit.xml", *options],
-        cwd=directory,
-        env=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-        assert gone(processes_with(token))
-    finally:
-        for pid in {*processes_with(token), process.pid}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
+    given = {"PYTHONPATH": str(ROOT), "STUCK": str(directory / "stuck"), "TMPDIR": str(directory / "tmp")}
+    plugins = ("-p", "perfsuite.plugin", "-p", "no:cacheprovider", "--color=no", "--junitxml=junit.xml")
+    return running([*launcher, *plugins, *options], directory, **given, **(environ or {}))
 
 
 def verdicts(directory):
@@ -124,10 +99,7 @@ def verdicts(directory):
 
 
 def until_stuck(directory, ranks=2):
-    until = time.monotonic() + 90 * ranks / 2
-    while not all((directory / f"stuck.{rank}").exists() for rank in range(ranks)):
-        assert time.monotonic() < until, "the case did not start"
-        time.sleep(0.1)
+    until_there(*(directory / f"stuck.{rank}" for rank in range(ranks)), within_s=90 * ranks / 2)
 
 
 @pytest.mark.extended

@@ -87,22 +87,16 @@ def test_the_uses_that_are_known_by_heart_are_among_those_found(uses):
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("torch.get_device_module('musa').made_up()", "torch.musa.made_up does not exist in torch_musa 2.7.1"),
         ("m = torch.get_device_module(d)\nm.made_up", "torch.musa.made_up does not exist"),
-        ("torch.musa.made_up()", "torch.musa.made_up does not exist"),
         ("from torch.musa import made_up", "torch.musa.made_up does not exist"),
         ("getattr(torch.musa, 'made_up')", "torch.musa.made_up does not exist"),
         ("torch.backends.mudnn.made_up = True", "torch.backends.mudnn.made_up does not exist"),
-        ("getattr(torch.backends, 'mudnn', None).made_up", "torch.backends.mudnn.made_up does not exist"),
         ("torch.musa.current_stream().made_up()", "torch.musa.Stream.made_up does not exist"),
         ("with torch.musa.Stream() as s:\n    pass\ntorch.musa.Event().made_up()", "torch.musa.Event.made_up does not"),
         ("torch.musa.get_device_properties(0).L2_cache_size", "device properties.L2_cache_size does not exist"),
-        ("torch.musa.get_device_properties()", "takes (device) and is not given device in torch_musa 2.7.1"),
         ("torch.musa.synchronize(0, 1)", "takes (device=) and is given 2 arguments"),
         ("torch.musa.Event(timing=True)", "takes (enable_timing=, blocking=, interprocess=) and is given timing="),
         ("torch.musa.reset_max_memory_allocated()", "torch.musa.reset_max_memory_allocated is to be avoided"),
-        ("torch.musa.is_bf16_supported()", "torch.musa.is_bf16_supported is to be avoided (quirks.toml)"),
-        ("torch.accelerator.synchronize()", "torch.accelerator.synchronize is to be avoided"),
         ("from torch import accelerator as a\na.memory_allocated()", "torch.accelerator.memory_allocated is to be"),
         ("torch.cuda.synchronize()", "torch.cuda.synchronize is another vendor's"),
         (

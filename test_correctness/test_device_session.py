@@ -11,7 +11,7 @@ import pytest
 from benchmarks import device_session
 from benchmarks.device_bench import Bench
 from benchmarks.device_session import GATE_CASES, GATE_RUNS, LIMITS_S, ROOT, Outcome, go_through, page, run_step
-from benchmarks.device_steps import gate_cases, shared_device
+from benchmarks.device_steps import STEPS, gate_cases, shared_device
 from perfsuite.record.verdict import GateSettings
 from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.simmusa_ranks import require_built
@@ -59,11 +59,11 @@ def test_the_page_has_every_step_with_its_limit(tmp_path):
     assert "## matmul: FAIL\n\n- ratio 1.2\n" in printed
 
 
-def test_every_step_is_there():
-    from benchmarks.device_steps import STEPS
-
+def test_every_step_is_there_and_limits_follow_the_number_of_processes():
     assert list(LIMITS_S) == list(STEPS)
     assert sum(LIMITS_S.values()) <= 30 * 60
+    assert LIMITS_S["gate"] == 2 * GATE_CASES * GATE_RUNS * (5.0 + 4.0)
+    assert GATE_RUNS >= GateSettings().min_stored + 3
 
 
 def test_a_step_that_does_not_end_has_failed(tmp_path):
@@ -83,7 +83,7 @@ def test_a_step_that_dies_says_what_it_said(tmp_path):
 def test_all_steps_pass_on_a_simulated_device_that_is_as_strict_as_it_can_be(tmp_path, monkeypatch):
     require_built()
     page = (ROOT / "docs" / "contributing" / "simmusa.md").read_text(encoding="utf-8")
-    (lines,) = re.findall(r"```\n((?:export .*\n)+)python benchmarks/device_session.py", page)
+    (lines,) = re.findall(r"```\n((?:export .*\n)+)(?:python -m simmusa.*\n)?python benchmarks/device_session", page)
     settings = dict(word.split("=", 1) for word in shlex.split(lines) if word != "export")
     for name, value in {**settings, "SIMMUSA_SHARED": str(tmp_path / "processes")}.items():
         monkeypatch.setenv(name, value)
@@ -115,8 +115,3 @@ def test_two_ranks_on_one_device_say_which_nccl_they_need():
     assert outcome.lines == (
         "two ranks on one device need NCCL 2.30 or newer, this one is 2.27.5; pass --backend gloo",
     )
-
-
-def test_limits_follow_the_number_of_processes():
-    assert LIMITS_S["gate"] == 2 * GATE_CASES * GATE_RUNS * (5.0 + 4.0)
-    assert GATE_RUNS >= GateSettings().min_stored + 3

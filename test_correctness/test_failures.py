@@ -43,35 +43,41 @@ STACK = textwrap.dedent(
 OWN_CODE = '  File "/home/me/mine.py", line 22 in f\n'
 
 
-def test_a_rank_inside_a_collective_waits_for_others():
-    frames = (
-        '  File "/s/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
-        '  File "/s/torch/distributed/c10d_logger.py", line 83 in wrapper\n'
-        '  File "/home/me/mine.py", line 23 in f\n'
-    )
+def at(file, line, name):
+    return f'  File "{file}", line {line} in {name}\n'
+
+
+BACKWARD = at("/s/torch/autograd/graph.py", 9, "_engine_run_backward") + at("/s/torch/_tensor.py", 8, "backward")
+DEVICE = at("/s/torch/cuda/__init__.py", 9, "synchronize") + at("/x/perfsuite/platforms/cuda.py", 5, "synchronize")
+COLLECTIVE = at("/s/torch/distributed/distributed_c10d.py", 3252, "all_reduce") + at(
+    "/s/torch/distributed/c10d_logger.py", 83, "wrapper"
+)
+FIRST_USE = (  # of a tensor that a functional collective gave
+    at("/s/torch/_ops.py", 12, "__call__")
+    + at("/s/torch/distributed/_functional_collectives.py", 142, "wait_tensor")
+    + at("/s/torch/utils/_pytree.py", 1689, "wrapped")
+    + at("/s/torch/distributed/_functional_collectives.py", 1155, "__torch_dispatch__")
+    + at("/s/torch/_library/autograd.py", 51, "forward")
+)
+MAPPED = at("/s/torch/utils/_pytree.py", 9, "tree_map")
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "where"),
+    [
+        (COLLECTIVE + OWN_CODE, "waiting", "all_reduce, called at /home/me/mine.py:22 in f"),
+        (FIRST_USE + OWN_CODE, "waiting", "forward, called at /home/me/mine.py:22 in f"),
+        (OWN_CODE, "hung", "/home/me/mine.py:22 in f"),
+        (OWN_CODE + MAPPED, "hung", "/home/me/mine.py:22 in f"),
+        (BACKWARD + OWN_CODE, "stuck", "/home/me/mine.py:22 in f"),  # it may wait or hang
+        (DEVICE, "stuck", "/x/perfsuite/platforms/cuda.py:5 in synchronize"),
+    ],
+    ids=["collective", "first use", "own code", "mapped", "backward", "device"],
+)
+def test_a_stack_says_whether_a_rank_waits_or_hangs_and_where(frames, state, where):
     look = judge_stack(STACK.format(frames=frames))
-    assert (look.state, look.where) == ("waiting", "all_reduce, called at /home/me/mine.py:23 in f")
+    assert (look.state, look.where) == (state, where)
     assert "runtime" not in look.stack
-
-
-def test_a_tensor_that_waits_at_its_first_use_waits_where_it_is_used():
-    frames = (
-        '  File "/s/torch/_ops.py", line 12 in __call__\n'
-        '  File "/s/torch/distributed/_functional_collectives.py", line 142 in wait_tensor\n'
-        '  File "/s/torch/utils/_pytree.py", line 1689 in wrapped\n'
-        '  File "/s/torch/distributed/_functional_collectives.py", line 1155 in __torch_dispatch__\n'
-        '  File "/s/torch/_library/autograd.py", line 51 in forward\n'
-        '  File "/home/me/mine.py", line 23 in f\n'
-    )
-    look = judge_stack(STACK.format(frames=frames))
-    assert (look.state, look.where) == ("waiting", "forward, called at /home/me/mine.py:23 in f")
-    mapped = judge_stack(STACK.format(frames=OWN_CODE + '  File "/s/torch/utils/_pytree.py", line 9 in tree_map\n'))
-    assert (mapped.state, mapped.where) == ("hung", "/home/me/mine.py:22 in f")
-
-
-def test_a_rank_in_its_own_code_is_the_cause():
-    look = judge_stack(STACK.format(frames=OWN_CODE))
-    assert (look.state, look.where) == ("hung", "/home/me/mine.py:22 in f")
 
 
 def test_an_empty_dump_says_so():
@@ -123,19 +129,6 @@ def test_a_communication_error_on_every_rank_is_its_own_cause():
     report = compose(2, [failure(rank, "raised", "RuntimeError: size", gloo) for rank in (0, 1)], "")
     assert report.startswith("rank 0 on node1 raised RuntimeError: size (while timing); so did rank 1")
     assert "as above" in report
-
-
-def at(file, line, name):
-    return f'  File "{file}", line {line} in {name}\n'
-
-
-BACKWARD = at("/s/torch/autograd/graph.py", 9, "_engine_run_backward") + at("/s/torch/_tensor.py", 8, "backward")
-DEVICE = at("/s/torch/cuda/__init__.py", 9, "synchronize") + at("/x/perfsuite/platforms/cuda.py", 5, "synchronize")
-
-
-@pytest.mark.parametrize("frames", [BACKWARD + OWN_CODE, DEVICE], ids=["backward", "device"])
-def test_where_a_rank_may_wait_or_hang_it_is_only_stuck(frames):
-    assert judge_stack(STACK.format(frames=frames)).state == "stuck"
 
 
 @pytest.mark.parametrize(("line", "state"), [(2, "waiting"), (3, "stuck"), (4, "hung")])
@@ -192,12 +185,6 @@ def test_who_waits_or_may_wait_is_named_after_who_hangs():
         report = compose(known, [failure(rank, state, "x") for rank, state in enumerate(states[:known])], "")
         cause = {1: 0, 2: 1, 3: 1, 4: 3}[known]
         assert report.startswith(f"rank {cause} on node1")
-
-
-def test_a_case_of_one_rank_is_of_one_rank():
-    assert compose(1, [failure(0, "raised", "ValueError: a")], "").startswith(
-        "rank 0 on node1 raised ValueError: a (while timing) (1 rank)"
-    )
 
 
 def test_of_several_that_died_the_first_is_the_cause():

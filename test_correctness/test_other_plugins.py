@@ -6,8 +6,6 @@ import pytest
 
 from test_correctness.helpers.scripted_driver import repository
 
-pytest_plugins = ["pytester"]
-
 FORKS = """
 import os, pickle
 from _pytest.runner import runtestprotocol
@@ -64,8 +62,7 @@ TESTS = "def test_perf(perf):\n    perf(step)\n\ndef test_plain():\n    pass\n"
     ("plugin", "where"), [(FORKS, "process"), (THREADS, "thread"), (IN_CALLS, "thread")], ids=["fork", "thread", "call"]
 )
 def test_a_case_in_a_process_or_thread_of_another_plugin_is_refused(pytester, monkeypatch, plugin, where):
-    repo = repository(pytester, monkeypatch, TESTS)
-    pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + plugin)
+    repo = repository(pytester, monkeypatch, TESTS, conftest=plugin)
     found = repo.run("--perf-journal=j.jsonl")
     found.assert_outcomes(passed=1, failed=1)
     found.stdout.fnmatch_lines([f"perf was called in a {where} that a plugin such as pytest-forked*-m 'not perf'*"])
@@ -86,13 +83,9 @@ def test_tracebacks_of_other_tests_have_no_frames_of_the_plugin(pytester, monkey
 def test_an_xfail_mark_that_the_test_adds_is_that_of_the_case(pytester, monkeypatch):
     added = "    request.node.add_marker(__import__('pytest').mark.xfail(raises=VerdictFailed))\n"
     test = f"from perfsuite import VerdictFailed\ndef test_perf(perf, request):\n{added}    perf(step)\n"
-    repo = repository(pytester, monkeypatch, test)
-    judge = 'return Judgement(verdict="slow", failure="too slow")'
-    pytester.makeconftest(
-        'pytest_plugins = ["perfsuite.plugin"]\nfrom perfsuite.plugin.hooks import Judgement\n'
-        f"def pytest_perfsuite_judge(item, result):\n    {judge}\n"
-    )
-    repo.run().assert_outcomes(xfailed=1)
+    judge = 'def pytest_perfsuite_judge(item, result):\n    return Judgement(verdict="slow", failure="too slow")\n'
+    conftest = "from perfsuite.plugin.hooks import Judgement\n" + judge
+    repository(pytester, monkeypatch, test, conftest=conftest).run().assert_outcomes(xfailed=1)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +94,6 @@ def test_an_xfail_mark_that_the_test_adds_is_that_of_the_case(pytester, monkeypa
         (("-p", "no:perfsuite"), True, False),
         (("-p", "no:perfsuite.plugin"), True, False),
         (("-p", "perfsuite"), False, True),
-        (("-p", "perfsuite"), True, True),
         ((), False, False),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import suite
-from test_correctness.helpers.scripted_driver import Launched, repository
+from test_correctness.helpers.scripted_driver import repository
 
 SWEPT = """
 @sizes(full=["1GiB"], small=["1KiB", "1MiB"])
@@ -28,9 +28,9 @@ def ids(result):
     return [line.partition("::")[2] for line in result.outlines if "::" in line]
 
 
-def test_ids_name_platform_ranks_size_and_dtype(pytester, monkeypatch):
-    found = repository(pytester, monkeypatch, SWEPT).run("--collect-only", "-q")
-    assert ids(found) == [
+def test_ids_name_platform_ranks_size_and_dtype_and_cases_get_those_values(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, SWEPT)
+    assert ids(repo.run("--collect-only", "-q")) == [
         "test_sum[cpu-ws2-1KiB-fp32]",
         "test_sum[cpu-ws2-1MiB-fp32]",
         "test_sum[cpu-ws2-1MiB-bf16]",
@@ -40,6 +40,10 @@ def test_ids_name_platform_ranks_size_and_dtype(pytester, monkeypatch):
         "test_product[cpu-64x32x16]",
         "test_alone[cpu]",
     ]
+    repo.run("-k", "test_sum").assert_outcomes(passed=6, deselected=2)
+    jobs = [(job.world_size, job.workload.message_bytes, job.workload.dtype) for job in repo.driver.timed()]
+    assert jobs[:3] == [(2, 1024, "fp32"), (2, 1 << 20, "fp32"), (2, 1 << 20, "bf16")]
+    assert [world_size for world_size, _, _ in jobs] == [2, 2, 2, 4, 4, 4]
 
 
 NAMED = """
@@ -51,19 +55,11 @@ def test_named(perf, name):
 
 def test_names_may_begin_with_a_digit(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, NAMED)
-    small = [f"test_named[cpu-{name}]" for name in ("2D_1x2x1_2_64x2", "DP_1x1x1_2_64x2", "7b")]
-    assert ids(repo.run("--collect-only", "-q")) == small
-    assert ids(repo.run("--collect-only", "-q", "-k", "2D_1x2x1_2_64x2")) == small[:1]
+    found = repo.run("-rA")
+    found.assert_outcomes(failed=3)
+    for name in ("2D_1x2x1_2_64x2", "DP_1x1x1_2_64x2", "7b"):  # each got its name, and measured nothing
+        found.stdout.fnmatch_lines([f"FAILED *::test_named[[]cpu-{name}[]] - *perf was never called*"])
     assert ids(repo.run("--collect-only", "-q", "-k", "s4000")) == ["test_named[s4000-2D_2x4x1_16_1536x16]"]
-    repo.run().assert_outcomes(failed=3)  # for they measured nothing: each got its name
-
-
-def test_the_cases_get_the_values_that_their_ids_name(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, SWEPT)
-    repo.run("-k", "test_sum").assert_outcomes(passed=6, deselected=2)
-    jobs = [(job.world_size, job.workload.message_bytes, job.workload.dtype) for job in repo.driver.timed()]
-    assert jobs[:3] == [(2, 1024, "fp32"), (2, 1 << 20, "fp32"), (2, 1 << 20, "bf16")]
-    assert [world_size for world_size, _, _ in jobs] == [2, 2, 2, 4, 4, 4]
 
 
 EXTENDED = """
@@ -117,11 +113,6 @@ def test_a_run_says_how_many_extended_cases_it_leaves_out(pytester, monkeypatch)
     done.stdout.fnmatch_lines(["perfsuite: 4 extended cases left out; -m extended runs them"])
 
 
-def test_extended_world_sizes_are_among_the_world_sizes(pytester, monkeypatch):
-    done = repository(pytester, monkeypatch, EXTENDED.replace("extended=[2]", "extended=[4]")).run()
-    done.stdout.fnmatch_lines(["*@world_sizes(1, 2): extended=[[]4] is not among the world sizes;*"])
-
-
 def test_the_scale_can_be_chosen_and_is_not_in_the_id(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, SWEPT).run("--collect-only", "-q", "--perf-scale=full")
     assert "test_sum[cpu-ws2-1GiB-fp32]" in ids(found)
@@ -152,12 +143,6 @@ def test_the_platform_of_the_session_can_be_overridden(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, SWEPT).run("-rs", "--perf-platform=h200", "-k", "alone")
     found.stdout.fnmatch_lines(["SKIPPED *: *H200 * not found*"])
     assert found.parseoutcomes() == {"skipped": 1, "deselected": 3}
-
-
-def test_markers_select_exactly(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, SWEPT)
-    found = repo.run("--collect-only", "-q", "-m", 'platform(name="cpu") and world_size(n=4)')
-    assert ids(found) == [f"test_sum[cpu-ws4-{token}]" for token in ("1KiB-fp32", "1MiB-fp32", "1MiB-bf16")]
 
 
 def test_users_parametrizations_combine(pytester, monkeypatch):
@@ -244,6 +229,10 @@ MALFORMED = [
     ("@pytest.mark.perf_world_size(n=2)", "", "*perf_world_size, which perfsuite sets itself*; write @world_sizes(2)*"),
     ('@pytest.mark.perf_platform("s4000")', "", "*perf_platform, which perfsuite sets itself*; leave it out, and*"),
     ("@world_sizes(2, 2)", "ranks", "@world_sizes has 2 twice*"),
+    ("@world_sizes(2, full=[2, 4, 4])", "ranks", "@world_sizes has 4 twice; write each once"),
+    ("@world_sizes(2, full=[0])", "ranks", "@world_sizes: full=(0,): every world size is a whole number*"),
+    ("@world_sizes(1, 2, extended=[4])", "ranks", "@world_sizes(1, 2): extended=[4] is not among the world sizes*"),
+    ("@world_sizes(2, more='all')", "ranks", "@world_sizes(2): more='all' is unknown; choose True, 'whole' or*"),
     ("@world_sizes(2)", "", "@world_sizes sets 'ranks', which the test does not take*"),
     ("", "ranks", "takes ranks without a number of them*"),
     ('@dtypes("fp8x")', "dtype", "@dtypes: 'fp8x' is unknown; choose from fp64*"),
@@ -288,34 +277,6 @@ def two_h200(monkeypatch):
     devices = (device, dataclasses.replace(device, index=1))
     machine = Machine(family=families()["cuda"], model=model, devices=devices)
     monkeypatch.setattr(suite, "detect_machine", lambda *_: machine)
-
-
-EVERYWHERE = """
-pytestmark = world_sizes(2, extended=[2], full=[2, 4, 8], more=True)
-
-@sizes(full=["1GiB"], small=["1KiB"])
-def test_sum(perf, ranks, message_bytes):
-    perf(Sum(message_bytes=message_bytes), on=ranks)
-"""
-
-
-@pytest.mark.parametrize(
-    ("launched", "sizes"), [(8, (2, 4, 8)), (16, (2, 4, 8, 16)), (512, (2, 4, 8, 16, 32, 64, 128, 256, 512))]
-)
-def test_a_sweep_over_all_devices_has_every_world_size_once_and_the_whole_launch(
-    pytester, monkeypatch, launched, sizes
-):
-    """A launch of eight had its cases twice, and of 512 devices 256 were measured."""
-    repository(pytester, monkeypatch, EVERYWHERE)
-    found = pytester.inline_run("--collect-only", "--perf-scale=full", plugins=[Launched(launched)])
-    (finished,) = found.getcalls("pytest_collection_finish")
-    assert [f"test_sum[cpu-ws{size}-1GiB]" for size in sizes] == [item.name for item in finished.session.items]
-
-
-def test_a_world_size_that_stands_twice_is_refused(pytester, monkeypatch):
-    found = repository(pytester, monkeypatch, EVERYWHERE.replace("[2, 4, 8]", "[2, 4, 4]")).run("--perf-scale=full")
-    assert pytest.ExitCode.INTERRUPTED == found.ret
-    found.stdout.fnmatch_lines(["*@world_sizes has 4 twice; write each once"])
 
 
 ON_RANKS = """
@@ -378,19 +339,3 @@ class Needy(Product):
     found = repository(pytester, monkeypatch, tests).run("-rs")
     found.assert_outcomes(skipped=2)
     found.stdout.fnmatch_lines_random(["* no CPU has instructions for tf32", "* async_tensor needs an accelerator; *"])
-
-
-def test_on_a_cpu_ranks_may_always_share(pytester, monkeypatch):
-    repository(pytester, monkeypatch, ON_RANKS).run("-k", "ranks").assert_outcomes(passed=2, deselected=4)
-
-
-def test_more_ranks_than_the_launcher_gave_are_skipped(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, ON_RANKS)
-    found = pytester.inline_run("-rs", "-k", "ranks", plugins=[Launched(3)])
-    passed, skipped, failed = found.listoutcomes()
-    assert (len(passed), len(failed)) == (1, 0)
-    assert (
-        skipped[0].longrepr[2]
-        == "Skipped: 4 ranks, but torchrun gave 3; start at least 4, or set fewer by --perf-world-sizes"
-    )
-    assert [job.world_size for job in repo.driver.jobs] == [2]

@@ -8,7 +8,6 @@ import pytest
 
 from perfsuite.cli import main as cli
 from perfsuite.plugin.declarations import GROUPS
-from perfsuite.plugin.options import positive_duration
 from perfsuite.record.journal import read_journal
 from perfsuite.record.workload import Budget
 from test_correctness.helpers.scripted_driver import ROOT, repository
@@ -78,20 +77,22 @@ def test_a_run_without_a_place_for_its_journal_is_one_line(pytester, monkeypatch
     assert not repo.driver.jobs
 
 
+LONGER = {"min_rounds": 9, "max_time_s": 2.5, "warmup_time_s": 2.5}
+MOST = {"min_rounds": 5000, "max_rounds": 5000, "warmup_min_s": 3.0}
+WATCHED = {"cache_flush": True, "yardstick": True, "timeout_s": 180.0, "fixed_timeout": True}
+
+
 @pytest.mark.parametrize(
     ("arguments", "changes"),
     [
         ([], {}),
-        (["--benchmark-min-rounds=9"], {"min_rounds": 9}),
-        (["--benchmark-min-rounds=5000"], {"min_rounds": 5000, "max_rounds": 5000}),
-        (["--benchmark-max-time=2.5"], {"max_time_s": 2.5, "warmup_time_s": 2.5}),
+        (["--benchmark-min-rounds=9", "--benchmark-max-time=2.5"], LONGER),
+        (["--benchmark-min-rounds=5000", "--perf-warmup=3s"], MOST),
         (["--benchmark-disable"], {"smoke": True}),
         (["--benchmark-disable", "--benchmark-enable"], {}),
-        (["--perf-timeout=3min"], {"timeout_s": 180.0, "fixed_timeout": True}),
         (["-o", "perf_timeout=7"], {"timeout_s": 7.0}),
         (["-o", "perf_timeout=7", "--perf-timeout=500ms"], {"timeout_s": 0.5, "fixed_timeout": True}),
-        (["--perf-cache-flush", "--perf-yardstick"], {"cache_flush": True, "yardstick": True}),
-        (["--perf-warmup=3s"], {"warmup_min_s": 3.0}),
+        (["--perf-cache-flush", "--perf-yardstick", "--perf-timeout=3min"], WATCHED),
     ],
 )
 def test_the_budget_of_a_case(pytester, monkeypatch, arguments, changes):
@@ -136,16 +137,6 @@ def test_fresh_processes_for_every_case(pytester, monkeypatch):
     assert [job.fresh for job in repo.driver.jobs] == [False, True]
 
 
-def test_a_platform_of_the_users_own(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, ONE)
-    pytester.path.joinpath("mine.toml").write_text(
-        '[platform.npu9]\ntitle = "NPU 9"\nfamily = "cuda"\nmatch = ["NPU 9"]\n'
-    )
-    found = repo.run("-o", "perf_platforms=mine.toml", "-k", "npu9", "-rs")
-    found.assert_outcomes(skipped=1, deselected=1)
-    found.stdout.fnmatch_lines(["SKIPPED * NPU 9 not found*"])
-
-
 def test_a_repository_without_perf_cases_sees_nothing_of_the_plugin(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, "def test_plain(benchmark):\n    benchmark(lambda: None)\n")
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # an allocation without a step: refused where there are perf cases
@@ -182,12 +173,6 @@ def test_workers_start_during_collection_and_are_closed_at_the_end(pytester, mon
     assert repo.run("-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert repo.driver.started == 1
     assert repo.driver.closed >= 1
-
-
-def test_a_duration_is_positive():
-    assert positive_duration("1.5min", "here") == 90.0
-    with pytest.raises(pytest.UsageError, match=r"here: 0s is not above 0; give for example 90s"):
-        positive_duration("0s", "here")
 
 
 @pytest.mark.parametrize(
@@ -229,41 +214,28 @@ def theirs(pytestconfig):
 
 @pytest.mark.parametrize("loaded", ["-p", "conftest"])
 def test_options_that_a_conftest_declares_are_its_own(pytester, monkeypatch, loaded):
-    """Real ones: pytest refuses a second option of one name, whose ever it is."""
+    """Real ones: pytest refuses a second option of one name, whose ever it is.
+
+    What is taken back while others declare theirs is ours alone: an option that a conftest adds to our group stays, as
+    test_perf/conftest.py does.
+    """
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
-    pytester.makeconftest(THEIRS + ('pytest_plugins = ["perfsuite.plugin"]\n' if loaded == "conftest" else ""))
-    pytester.makepyfile(
-        test_theirs="import os\ndef test_theirs(theirs):\n    assert str(theirs) == os.environ['WANTED']\n"
+    mine = "def pytest_addoption(parser):\n    parser.getgroup('perfsuite').addoption('--perf-mine', default='none')\n"
+    pytester.makeconftest(mine + ('pytest_plugins = ["perfsuite.plugin"]\n' if loaded == "conftest" else ""))
+    below = pytester.mkpydir("below")  # another conftest.py: options are taken back once more
+    (below / "conftest.py").write_text(THEIRS)
+    (below / "test_theirs.py").write_text(
+        "import os\ndef test_theirs(theirs, pytestconfig):\n"
+        "    assert str([*theirs, pytestconfig.getoption('perf_mine')]) == os.environ['WANTED']\n"
     )
     options = ["-p", "perfsuite.plugin"] if loaded == "-p" else []
-    for given, wanted in (
-        ([], [False, "x", "many"]),
-        (["--perf-report", "--perf-scale", "y", "--their-runs", "few", "--perf-timeout", "3s"], [True, "y", "few"]),
-    ):
+    changed = ["--perf-report", "--perf-scale", "y", "--their-runs", "few", "--perf-timeout", "3s", "--perf-mine=here"]
+    for given, wanted in (([], [False, "x", "many", "none"]), (changed, [True, "y", "few", "here"])):
         monkeypatch.setenv("WANTED", str(wanted))
-        found = pytester.runpytest_subprocess(*options, *given, "-p", "no:hypothesispytest")
+        found = pytester.runpytest_subprocess(*options, *given, "below", "-p", "no:hypothesispytest")
         found.assert_outcomes(passed=1)
         assert "perfsuite:" not in found.stdout.str()
-
-
-@pytest.mark.parametrize("loaded", ["-p", "conftest"])
-def test_an_option_that_a_conftest_adds_to_our_group_stays(pytester, monkeypatch, loaded):
-    """As test_perf/conftest.py does: what is taken back while others declare theirs is ours alone."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
-    pytester.makeconftest(
-        "def pytest_addoption(parser):\n    parser.getgroup('perfsuite').addoption('--perf-mine', default='none')\n"
-        + ('pytest_plugins = ["perfsuite.plugin"]\n' if loaded == "conftest" else "")
-    )
-    below = pytester.mkpydir("below")  # another conftest.py: options are taken back once more
-    (below / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--below')\n")
-    (below / "test_mine.py").write_text(
-        "def test_mine(pytestconfig):\n    assert 'here' == pytestconfig.getoption('perf_mine')\n"
-    )
-    options = ["-p", "perfsuite.plugin"] if loaded == "-p" else []
-    found = pytester.runpytest_subprocess(*options, "--perf-mine=here", "below", "-p", "no:hypothesispytest")
-    found.assert_outcomes(passed=1)
 
 
 def test_help_groups_the_options_by_purpose(pytester, monkeypatch):
@@ -282,9 +254,7 @@ def test_help_groups_the_options_by_purpose(pytester, monkeypatch):
 
 
 def test_a_run_with_perf_cases_says_which_options_it_does_not_have(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, ONE)
-    pytester.makeconftest(THEIRS + 'pytest_plugins = ["perfsuite.plugin"]\n')
-    found = repo.run()
+    found = repository(pytester, monkeypatch, ONE, conftest=THEIRS).run()
     found.assert_outcomes(passed=1)
     found.stdout.fnmatch_lines(
         ["perfsuite: warning: another plugin or a conftest.py has --perf-scale, *: perfsuite's option * is off"]

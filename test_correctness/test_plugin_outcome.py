@@ -105,7 +105,6 @@ def test_metrics_are_junit_properties(pytester, monkeypatch):
 
 
 JUDGE = """
-pytest_plugins = ["perfsuite.plugin"]
 from perfsuite.plugin.hooks import Judgement
 
 def pytest_perfsuite_judge(item, result):
@@ -117,8 +116,7 @@ def pytest_perfsuite_judge(item, result):
 
 
 def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, THREE)
-    pytester.makeconftest(JUDGE)
+    repo = repository(pytester, monkeypatch, THREE, conftest=JUDGE)
     found = repo.run("--junitxml=junit.xml", "--benchmark-json=out.json")
     found.assert_outcomes(passed=2, failed=1)
     found.stdout.fnmatch_lines(
@@ -133,20 +131,16 @@ def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
     verdicts = [each.attrib["value"] for each in junit(pytester)["test_second"].iter("property")]
     assert "slow" in verdicts
     assert "test_second" not in pytester.path.joinpath("out.json").read_text()
+    repo.run("--benchmark-disable").assert_outcomes(passed=3)  # what was not measured is not judged
 
 
 @pytest.mark.parametrize(("raises", "outcome"), [("", "failed"), ("(raises=VerdictFailed)", "xfailed")])
 def test_a_judgement_is_expected_only_where_it_is_named(pytester, monkeypatch, raises, outcome):
     marked = f"import pytest\nfrom perfsuite import VerdictFailed\npytestmark = pytest.mark.xfail{raises}\n"
-    repo = repository(pytester, monkeypatch, marked + THREE)
-    pytester.makeconftest(JUDGE)
-    assert repo.run().parseoutcomes() == {outcome: 1, "xpassed": 2}
-
-
-def test_smoke_runs_are_not_judged(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, THREE)
-    pytester.makeconftest(JUDGE)
-    repo.run("--benchmark-disable").assert_outcomes(passed=3)
+    assert repository(pytester, monkeypatch, marked + THREE, conftest=JUDGE).run().parseoutcomes() == {
+        outcome: 1,
+        "xpassed": 2,
+    }
 
 
 def test_the_time_budget_skips_what_remains(pytester, monkeypatch):
@@ -197,25 +191,6 @@ def test_the_controller_says_what_was_left_out_and_how_to_run_it(pytester, monke
     run.stdout.fnmatch_lines(["perfsuite: 1 perf case left out; to measure them without other tests: pytest * -n0"])
 
 
-def test_sigterm_fails_the_running_case_and_finishes_the_reports(pytester, monkeypatch):
-    def script(job):
-        if job.workload.parameters()["name"] == "second":
-            os.kill(os.getpid(), signal.SIGTERM)
-            signal.pause()
-        return measurement(job)
-
-    before = signal.getsignal(signal.SIGTERM)
-    repo = repository(pytester, monkeypatch, THREE, script)
-    found = repo.run("--junitxml=junit.xml", "--benchmark-json=out.json")
-    found.assert_outcomes(passed=1, failed=1)
-    assert found.ret == pytest.ExitCode.INTERRUPTED
-    found.stdout.fnmatch_lines(["stopped by SIGTERM while this case was running", "*perfsuite: stopped by SIGTERM*"])
-    assert set(junit(pytester)) == {"test_first", "test_second"}
-    assert "test_first" in pytester.path.joinpath("out.json").read_text()
-    assert repo.driver.closed >= 1
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 @pytest.mark.parametrize("how", ["SIGTERM", "a lost agent", "at its leisure"])
 def test_a_run_that_a_launcher_is_about_to_kill_writes_its_reports_before_it_waits_for_anybody(
     pytester, monkeypatch, how
@@ -250,28 +225,16 @@ def test_a_launchers_sigterm_does_not_hide_the_agent_whose_loss_it_follows(pytes
 
 
 def test_sigterm_while_the_reports_are_written_waits_for_them(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, THREE)
-    pytester.makeconftest(
-        """
-import os, pytest, signal
-pytest_plugins = ["perfsuite.plugin"]
+    late = """
+import os, signal
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish():
     os.kill(os.getpid(), signal.SIGTERM)
 """
+    found = repository(pytester, monkeypatch, THREE, conftest=late).run(
+        "--junitxml=junit.xml", "--benchmark-json=out.json"
     )
-    found = repo.run("--junitxml=junit.xml", "--benchmark-json=out.json")
     found.assert_outcomes(passed=3)
     assert len(junit(pytester)) == 3
     assert "test_third" in pytester.path.joinpath("out.json").read_text()
-
-
-def test_ctrl_c_closes_the_driver_and_keeps_the_journal(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, THREE, failing(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        pytester.inline_run("--benchmark-json=out.json")
-    assert repo.driver.closed >= 1
-    (journal,) = pytester.path.glob(".perfsuite/journal-*.jsonl")
-    assert journal.read_text().count('"result"') == 1
-    assert "test_first" in pytester.path.joinpath("out.json").read_text()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.record.journal import read_journal
-from test_correctness.helpers.processes import gone, processes_with, unlaunched
+from test_correctness.helpers.processes import running, until_there
 from test_correctness.helpers.scripted_driver import ROOT
 
 SIBLING = """
@@ -90,28 +89,10 @@ def theirs(tmp_path):
     return repository
 
 
-@contextlib.contextmanager
-def running(theirs, *command):
+def run(theirs, *command):
     """A process in the repository, of which nothing may be left at the end."""
-    token = f"PERFSUITE_TEST_TOKEN={theirs}"
-    environment = {
-        **unlaunched(),
-        "PERFSUITE_TEST_TOKEN": str(theirs),
-        "PYTHONPATH": os.pathsep.join([str(theirs.parent / "site"), str(ROOT)]),
-        "PYTEST_ADDOPTS": "",
-        "TMPDIR": str(theirs.parent),
-    }
-    process = subprocess.Popen(
-        command, cwd=theirs, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield process
-        assert gone(processes_with(token))
-    finally:
-        for pid in {*processes_with(token), process.pid}:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
+    paths = os.pathsep.join([str(theirs.parent / "site"), str(ROOT)])
+    return running(command, theirs, PYTHONPATH=paths, PYTEST_ADDOPTS="", TMPDIR=str(theirs.parent))
 
 
 CONSOLE = (str(Path(sys.executable).with_name("pytest")),)
@@ -121,7 +102,7 @@ MODULE = (sys.executable, "-m", "pytest")
 @pytest.mark.extended
 def test_an_installed_perfsuite_serves_another_repository(theirs):
     """By the console script; test_installed.py has ``python -m pytest``."""
-    with running(theirs, *CONSOLE, "-k", "not stuck", "--benchmark-json=out.json") as process:
+    with run(theirs, *CONSOLE, "-k", "not stuck", "--benchmark-json=out.json") as process:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "2 passed, 1 deselected" in output
@@ -129,13 +110,6 @@ def test_an_installed_perfsuite_serves_another_repository(theirs):
     assert set(stored) == {"test_decorated[cpu-ws2-4KiB]", "test_workload_of_this_file[cpu]"}
     assert stored["test_workload_of_this_file[cpu]"]["extra_info"]["gb_per_s"] > 0
     assert not list(theirs.parent.glob("*perfsuite-*"))
-
-
-def until_stuck(theirs):
-    until = time.monotonic() + 90
-    while not all((theirs / f"tests/stuck{rank}").exists() for rank in (0, 1)):
-        assert time.monotonic() < until, "the case did not start"
-        time.sleep(0.05)
 
 
 def send(process, numbers):
@@ -164,8 +138,8 @@ def assert_no_traceback(output):
 def test_signals_end_a_stuck_run_with_its_reports_and_nothing_left(theirs, numbers):
     arguments = ("-k", "decorated or stuck", "--junitxml=junit.xml", "--benchmark-json=out.json")
     name = numbers[0].name
-    with running(theirs, *MODULE, *arguments) as process:
-        until_stuck(theirs)
+    with run(theirs, *MODULE, *arguments) as process:
+        until_there(*(theirs / f"tests/stuck{rank}" for rank in (0, 1)))
         send(process, numbers)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
@@ -193,11 +167,8 @@ def test_signals_at_any_moment_leave_whole_reports_and_nothing_running(theirs, n
     (theirs / "tests/conftest.py").write_text(
         f"import pathlib\ndef pytest_itemcollected(item): pathlib.Path({str(marker)!r}).touch()\n"
     )
-    with running(theirs, *MODULE, "-k", "not stuck", "--junitxml=junit.xml") as process:
-        until = time.monotonic() + 90
-        while not marker.exists():
-            assert time.monotonic() < until, "nothing was collected"
-            time.sleep(0.01)
+    with run(theirs, *MODULE, "-k", "not stuck", "--junitxml=junit.xml") as process:
+        until_there(marker)
         time.sleep(moment * float(os.environ.get("PERFSUITE_TEST_RUN_S", "6")) / 16)
         send(process, numbers)
         output, _ = process.communicate(timeout=90)
@@ -210,7 +181,7 @@ def test_signals_at_any_moment_leave_whole_reports_and_nothing_running(theirs, n
 @pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_run_without_a_traceback_and_leaves_nothing(theirs):
     command = " ".join((*MODULE, "-k", "'not stuck'", "2>errors", "|", "head", "-1"))
-    with running(theirs, "sh", "-c", command) as process:
+    with run(theirs, "sh", "-c", command) as process:
         output, _ = process.communicate(timeout=90)
     assert "test session starts" in output
     assert_no_traceback((theirs / "errors").read_text())

@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.base.units import format_bytes
 from perfsuite.metrics import derive
-from perfsuite.plugin.progress import LOG_EVERY_S, Progress
+from perfsuite.plugin.progress import Progress
 from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
 from perfsuite.record.step import Arrival
 from perfsuite.record.workload import Budget, FunctionWorkload
@@ -208,17 +208,6 @@ def test_progress_is_foretold_from_the_cases_that_ran():
     assert progress.left(140.0) == (120.0, "so far")
     assert progress.describe("x", 140.0) == "case 21 of 80, 40 s, about 2 min 0 s left (so far): x"
     assert progress.is_long(140.0)
-
-
-def test_a_log_gets_a_line_now_and_then():
-    progress = Progress(total=8, started_at=0.0)
-    due = []
-    for now in range(200):
-        if progress.log_is_due(now):
-            progress.logged_at = now
-            due.append(now)
-    assert due == [30, 60, 90, 120, 150, 180]
-    assert LOG_EVERY_S == 30
 
 
 def test_a_long_run_writes_few_lines_to_a_log_and_a_short_one_none(pytester, monkeypatch):

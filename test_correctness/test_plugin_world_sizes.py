@@ -44,12 +44,17 @@ def collected(pytester, monkeypatch, *options, capacity=None, tests=TESTS):
     return watching.names
 
 
+POWERS = (("", 1), ("beyond ", 2))
+
+
 @pytest.mark.parametrize(
     ("capacity", "options", "found"),
     [
         (None, [], ["ws2", "ws4", "beyond ws1", "beyond ws2"]),
         (16, [], ["ws2", "ws4", "ws8", "ws16", "beyond ws1", "beyond ws2", "beyond ws4", "beyond ws8", "beyond ws16"]),
         (6, ["--perf-scale=full"], ["ws2", "ws4", "ws6", "beyond ws4", "beyond ws6"]),
+        (4, ["--perf-scale=full"], ["ws2", "ws4", "beyond ws4"]),  # a whole launch that the sweep has too is there once
+        (512, ["--perf-scale=full"], [f"{test}ws{1 << n}" for test, least in POWERS for n in range(least, 10)]),
         (16, ["--perf-world-sizes=8, 1,3"], ["ws3", "ws8", "beyond ws1", "beyond ws3", "beyond ws8"]),
         (None, ["--perf-world-sizes=3,2", "--perf-scale=full"], ["ws2", "ws3", "beyond ws3"]),
     ],
@@ -86,12 +91,6 @@ def test_whole_is_a_makers_host_where_the_platform_is_not_here(pytester, monkeyp
     ]
 
 
-def test_an_unknown_more_is_refused(pytester, monkeypatch):
-    tests = "@world_sizes(2, more='all')\ndef test_it(perf, ranks):\n    perf(step, on=ranks)\n"
-    done = repository(pytester, monkeypatch, tests).run()
-    done.stdout.fnmatch_lines(["*@world_sizes(2): more='all' is unknown; choose True, 'whole' or leave it out*"])
-
-
 def test_further_ones_are_extended_where_any_is(pytester, monkeypatch):
     plain = collected(pytester, monkeypatch, "-k", "all and not extended", capacity=16)
     assert ["test_all[cpu-ws2]"] == plain
@@ -102,20 +101,15 @@ def test_ranks_that_the_size_says_select_a_case(pytester, monkeypatch):
 
 
 def test_a_world_size_beyond_the_launch_is_skipped_with_both_figures(pytester, monkeypatch):
-    repository(pytester, monkeypatch, TESTS)
-    found = pytester.inline_run("--perf-world-sizes=4", "-k", "test_all", plugins=[Launched(2)])
-    _, skipped, failed = found.listoutcomes()
-    told = "Skipped: 4 ranks, but torchrun gave 2; start at least 4, or set fewer by --perf-world-sizes"
-    assert (not failed, [report.longrepr[2] for report in skipped]) == (True, [told])
+    repo = repository(pytester, monkeypatch, TESTS)
+    found = pytester.inline_run("--perf-world-sizes=2,4", "-k", "test_all", plugins=[Launched(3)])
+    passed, skipped, failed = found.listoutcomes()
+    told = "Skipped: 4 ranks, but torchrun gave 3; start at least 4, or set fewer by --perf-world-sizes"
+    assert (len(passed), len(failed), [report.longrepr[2] for report in skipped]) == (1, 0, [told])
+    assert [job.world_size for job in repo.driver.jobs] == [2]
 
 
 @pytest.mark.parametrize("written", ["0", "8,", "two", "-2", "2.5"])
 def test_a_world_size_that_is_none_ends_the_run(pytester, monkeypatch, written):
     done = repository(pytester, monkeypatch, TESTS).run(f"--perf-world-sizes={written}")
     done.stderr.fnmatch_lines(["*--perf-world-sizes: '*' in * is not a number of ranks; write whole numbers*"])
-
-
-def test_a_full_world_size_that_is_none_is_refused(pytester, monkeypatch):
-    tests = "@world_sizes(2, full=[0])\ndef test_it(perf, ranks):\n    perf(step, on=ranks)\n"
-    done = repository(pytester, monkeypatch, tests).run()
-    done.stdout.fnmatch_lines(["*@world_sizes: full=(0,): every world size is a whole number of at least 1*"])

@@ -16,37 +16,11 @@ import pytest
 from test_correctness.helpers import slurm
 from test_correctness.helpers.processes import processes_with, unlaunched
 from test_correctness.test_cluster_pytest import PATIENT_MPIRUN, ROOT, project, until_stuck, verdicts
+from test_correctness.test_cluster_pytest import PROJECT as OF_TWO_RANKS
 
 pytestmark = pytest.mark.slow
 RANKS = 4
-PROJECT = """
-import os, pathlib, time
-import torch.distributed as dist
-from perfsuite import world_sizes
-
-def add_up(rank):
-    import torch
-    ones = torch.ones(1024)
-    dist.all_reduce(ones)
-    assert ones.tolist() == [float(rank.world_size)] * 1024
-    return lambda: dist.all_reduce(ones)
-
-def stuck(rank, file):
-    pathlib.Path(f"{file}.{rank.rank}").touch()
-    return lambda: time.sleep(3600)
-
-@world_sizes(4)
-def test_first(perf, ranks):
-    assert len(perf(add_up, on=ranks).measurement.ranks) == 4
-
-@world_sizes(4)
-def test_stuck(perf, ranks):
-    perf(stuck, on=ranks, file=os.environ["STUCK"])
-
-@world_sizes(2, 5)
-def test_last(perf, ranks):
-    assert len(perf(add_up, on=ranks).measurement.ranks) == ranks.world_size
-"""
+PROJECT = OF_TWO_RANKS.replace("(1, 2, 3)", "(2, 5)").replace("@world_sizes(2)", "@world_sizes(4)")
 PYTEST = (sys.executable, "-m", "pytest")
 SRUN = ("srun", "-n", str(RANKS), "--kill-on-bad-exit=0", "--wait=60")
 """As docs/how-to/clusters.md has it."""
@@ -157,7 +131,7 @@ def test_a_killed_agent_fails_the_running_case(tmp_path, request, launcher, opti
     command, environ = request.getfixturevalue(launcher)(*options)
     if launcher == "mpirun":  # its second until SIGKILL is too short to hang a test on
         command = (*PATIENT_MPIRUN[:4], *command[1:])
-    with project(command, tmp_path, source=PROJECT, environ=environ) as run:
+    with project(command, tmp_path, "-k", "first or stuck or last", source=PROJECT, environ=environ) as run:
         until_stuck(tmp_path, RANKS)
         (agent,) = processes_with(f"PERFSUITE_TEST_TOKEN={tmp_path}", variable)  # workers do not see that
         os.kill(agent, signal.SIGKILL)

@@ -371,7 +371,6 @@ def test_returned_communication_is_finished_in_each_sample(driver, how):
         (unwaited.dropped, "an iteration of dropped started allreduce and did not wait for it"),
         (unwaited.dropped_functional, "started a functional collective and did not wait for it"),
         (unwaited.kept_send, "started send and did not wait for it"),
-        (unwaited.asynchronous, r"an iteration of asynchronous returned an awaitable \(coroutine\)"),
         (unwaited.in_a_thread, r"in_a_thread started work and did not wait for it \(Thread\)"),
         (unwaited.generator, "generator returned a generator; return a callable that is one iteration, or a Step"),
     ],

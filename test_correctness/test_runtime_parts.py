@@ -18,11 +18,9 @@ from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.platforms.base import Clock
 from perfsuite.record.result import ClockFacts, Work
 from perfsuite.record.workload import FunctionWorkload, Workload
-from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble, judge_arrivals
 from perfsuite.runtime.ranks.arrival import iterations_within
 from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.transports.forkserver import describe_status
 from perfsuite.runtime.values import describe, refer, resolve
 from test_correctness.helpers import steps
 
@@ -279,14 +277,3 @@ def test_a_record_that_is_no_finite_number_fails_with_its_rank(how, value):
     many = [report_of(rank, records={"loss": [value, "", how, None]}) for rank in range(7)]
     with pytest.raises(CaseError, match=r"rank 3 recorded loss=-?(nan|inf) \(and 3 more ranks\)"):
         put_together(*many)
-
-
-def test_frames_are_json_objects():
-    assert protocol.decode(protocol.encode({"verb": "leave"})) == {"verb": "leave"}
-    with pytest.raises(ValueError, match="a frame is a JSON object"):
-        protocol.decode(b"[1]")
-
-
-def test_ends_are_described():
-    assert describe_status(9) == "killed by SIGKILL"
-    assert describe_status(3 << 8) == "exit code 3"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from perfsuite.base.errors import InvalidParameter, JournalError, OutOfMemory, RanksFailed
+from perfsuite.base.errors import InvalidParameter, OutOfMemory, RanksFailed
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
@@ -209,19 +209,6 @@ def test_a_limit_that_was_asked_for_or_an_unknown_device_is_waited_for_no_longer
     assert deadline_s(budget, STEP, peaks, devices=2, purpose="time") == 9.0
 
 
-def test_a_failed_case_is_in_the_journal(tmp_path):
-    def script(job):
-        raise RanksFailed("rank 0 died")
-
-    made, _ = session(script)
-    made.journal = JournalWriter(tmp_path / "j", HEADER)
-    with pytest.raises(RanksFailed):
-        made.run(case(Product()))
-    made.close()
-    assert read_journal(tmp_path / "j").failures == {"test_it.py::test_it[cpu]": "rank 0 died"}
-    assert made.results == {}
-
-
 def test_a_measured_case_is_not_lost_because_the_environment_is_unknown(monkeypatch):
     made, driver = session()
 
@@ -232,17 +219,6 @@ def test_a_measured_case_is_not_lost_because_the_environment_is_unknown(monkeypa
     result = made.run(case(Product()))
     assert result.environment == {"kernel": "5.4", "worker": {"problem": "rank 0 did not start"}}
     assert result.median_s == 0.5
-
-
-def test_a_journal_of_other_hardware_is_refused(tmp_path):
-    writer = JournalWriter(tmp_path / "j", dataclasses.replace(HEADER, fingerprint="cpu-y"))
-    writer.failure("a", "rank 1 died")
-    writer.close()
-    made, _ = session()
-    with pytest.raises(
-        JournalError, match="was measured on cpu-y, this machine is cpu-x; a run resumes only on the same"
-    ):
-        made.resume(read_journal(tmp_path / "j"))
 
 
 def test_nothing_is_started_before_the_first_case_and_close_is_idempotent():

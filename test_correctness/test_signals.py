@@ -69,18 +69,13 @@ def test_ctrl_c_interrupts_once_and_repetitions_are_dropped(run, clock):
     send(INT, INT)
 
 
-def test_sigterm_stops_the_case_that_runs_and_the_session(run):
+@pytest.mark.parametrize("number", [TERM, HUP])
+def test_sigterm_stops_the_case_that_runs_and_the_session(run, number):
     run.phase, run.running = "tests", True
-    with pytest.raises(CaseStopped, match="stopped by SIGTERM while this case was running"):
-        send(TERM)
-    send(TERM, INT)
-    assert (run.hurried, run.session.shouldstop) == (True, "perfsuite: stopped by SIGTERM")
-
-
-def test_sighup_is_as_sigterm(run):
-    run.phase, run.running = "tests", True
-    with pytest.raises(CaseStopped, match="SIGHUP"):
-        send(HUP)
+    with pytest.raises(CaseStopped, match=f"stopped by {number.name} while this case was running"):
+        send(number)
+    send(number, INT)
+    assert (run.hurried, run.session.shouldstop) == (True, f"perfsuite: stopped by {number.name}")
 
 
 def test_sigterm_before_the_tests_ends_the_run_at_once(run):
@@ -152,16 +147,12 @@ def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, cloc
     assert signal.getsignal(INT) is signal.default_int_handler
 
 
-def test_handlers_go_back_at_once_in_a_program_that_goes_on(run, monkeypatch):
-    monkeypatch.setattr(launch, "is_command", lambda: False)
-    with pytest.raises(KeyboardInterrupt):
-        send(INT)
-    (restore,) = run.config.cleanups
-    restore()
-    assert signal.getsignal(INT) is signal.default_int_handler
-
-
-def test_handlers_go_back_at_once_after_a_run_without_signals(run):
+@pytest.mark.parametrize("signalled", [True, False])
+def test_handlers_go_back_at_once_in_a_program_that_goes_on_or_without_signals(run, monkeypatch, signalled):
+    monkeypatch.setattr(launch, "is_command", lambda: not signalled)
+    if signalled:
+        with pytest.raises(KeyboardInterrupt):
+            send(INT)
     (restore,) = run.config.cleanups
     restore()
     assert signal.getsignal(INT) is signal.default_int_handler

@@ -22,19 +22,9 @@ def test_a_command_prints_what_the_page_shows(command, output, tmp_path, monkeyp
     assert code == (4 if "error:" in output else 0)
 
 
-def test_the_page_has_commands_that_work_and_one_that_is_refused():
-    assert len(SHOWN) == 2
-    assert sum("error:" in output for _, output in SHOWN) == 1
-
-
 def test_the_picture_of_the_page_is_what_its_command_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (picture,) = re.findall(r"!\[.*?\]\((.*?)\)", TEXT)
     (command,) = (command for command, _ in SHOWN if "--out" in command)
     schedule.main(shlex.split(command))
     assert Path(picture).read_text(encoding="utf-8") == (DOCS / picture).read_text(encoding="utf-8")
-
-
-def test_every_page_that_it_names_exists():
-    for page in re.findall(r"\]\(([^)]+\.md)\)", TEXT):
-        assert (DOCS / page).is_file()

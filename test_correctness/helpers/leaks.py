@@ -57,10 +57,6 @@ def changes(rank, how):
 
     if how == "environment":
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    elif how == "patch":
-        torch.nn.functional.relu = torch.relu_
-    elif how == "thread":
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
     elif how == "anomaly":
         torch.autograd.set_detect_anomaly(True)
     else:

@@ -7,12 +7,13 @@ import gc
 import ipaddress
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,37 @@ def run_python(*arguments: object, cwd: Path, timeout_s: float = 300.0, **enviro
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], directory: Path, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a directory as nobody's rank, its output in one stream; at the end nothing of it may be left."""
+    token = f"PERFSUITE_TEST_TOKEN={directory}"
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env={**unlaunched(), "PERFSUITE_TEST_TOKEN": str(directory), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+        assert gone(processes_with(token))
+    finally:
+        for pid in {*processes_with(token), process.pid}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def until_there(*files: Path, within_s: float = 90.0) -> None:
+    """Wait for files that ranks make."""
+    until = time.monotonic() + within_s
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < until, "the case did not start"
+        time.sleep(0.05)
 
 
 def in_a_fork(look: Callable[[], Any]) -> Any:

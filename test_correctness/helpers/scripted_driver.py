@@ -139,6 +139,7 @@ def repository(
     monkeypatch: pytest.MonkeyPatch,
     tests: str,
     script: Callable[[Job], Measurement] = measurement,
+    conftest: str = "",
 ) -> Repository:
     """A repository with a conftest.py that loads the plugin and a ``test_it.py`` of WORKLOADS and ``tests``.
 
@@ -152,7 +153,7 @@ def repository(
     monkeypatch.setenv("COLUMNS", "120")
     for name in ("GITHUB_ACTIONS", "CI"):
         monkeypatch.delenv(name, raising=False)
-    pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]')
+    pytester.makeconftest(f'import pytest\npytest_plugins = ["perfsuite.plugin"]\n{conftest}')
     pytester.makeini(
         "[pytest]\naddopts = --import-mode=importlib --strict-markers -p no:hypothesispytest\nperf_show = tables\n"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -203,13 +202,6 @@ def imported(rank, module):
     return lambda: rank.record("imported", found, reduce="equal")
 
 
-def grandchild(rank, pid_file):
-    """Starts a child of its own that would outlive it."""
-    child = subprocess.Popen(["sleep", "600"])
-    Path(f"{pid_file}.{rank.rank}").write_text(f"{os.getpid()} {child.pid}")
-    return lambda: time.sleep(3600)
-
-
 def meshed(rank):
     """Uses a sub-group of a two-axis mesh: sums rank numbers along tp."""
     group = rank.group("tp")
@@ -345,11 +337,6 @@ def unplugged(rank):
         pytest.skip("no network of its own for this user")
     require_loopback()
     return lambda: None
-
-
-def odd_record(rank, value):
-    """The last rank records something that is no finite number."""
-    return lambda: rank.record("loss", float(value) if rank.rank == rank.world_size - 1 else 1.0, reduce="max")
 
 
 def own_numbers(rank, unit=""):

@@ -72,15 +72,6 @@ def kept_send(rank):
     return run
 
 
-def asynchronous(rank):
-    """An iteration that would have to be awaited."""
-
-    async def run():
-        return None
-
-    return run
-
-
 def in_a_thread(rank):
     """A thread that nobody joins."""
     import threading
