@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.store_torture import HARDWARE, case_of, make_file, run_of
 from perfsuite.base.errors import ConfigurationError, JournalError, PerfsuiteError
-from perfsuite.base.files import WriteFailed, append, put, require_writable, write_file
+from perfsuite.base.writing import WriteFailed, append, put, require_writable, write_file
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.history import file as history_file
@@ -296,7 +296,7 @@ def test_a_file_system_that_is_full_is_a_fault_like_others(tmp_path):
 
 WRITES = {"write_text", "write_bytes", "replace", "rename", "mkstemp", "NamedTemporaryFile"}
 WRITE_THEMSELVES = {
-    "base/files.py": "the one place",
+    "base/writing.py": "the one place",
     "models/dataset.py": "a folder of arrays, put as a whole",
     "runtime/scratch.py": "a folder gets its name",
     "runtime/ranks/worker.py": "a file of the kernel, which resets the largest resident set",

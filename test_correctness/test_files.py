@@ -5,7 +5,7 @@ import os
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import require_writable, write_file
+from perfsuite.base.writing import require_writable, write_file
 
 
 def test_a_file_is_whole_and_nothing_lies_beside_it(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 
 from perfsuite.base.errors import JournalError
 from perfsuite.metrics import read_run
+from perfsuite.record.describe import instrumented_line
 from perfsuite.record.journal import durations_s, read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Peaks, Work
-from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, instrumented_line
+from perfsuite.record.run import GateRecord, Header, Revision, RunEnd
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import notable

@@ -6,10 +6,10 @@ import math
 import pytest
 
 from perfsuite.record.result import Metric, Peak, RankFacts, Work
-from perfsuite.record.run import GateRecord, RunRecord, equal_work
+from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.reports.notable import KINDS, Notable, notable, spread_of_equal_work
+from perfsuite.reports.notable import KINDS, Notable, equal_work, notable, spread_of_equal_work
 from perfsuite.runtime.driver import Job
 from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.scripted_driver import measurement

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.base import files
+from perfsuite.base import files, writing
 from perfsuite.base.errors import BaselineError
 
 DEADLINE_S = 60.0  # Seconds that a writer waits for other writers.
@@ -100,6 +100,6 @@ def replace(path: Path, data: bytes, most_bytes: int, remedy: str) -> None:
             f"{remedy}"
         )
     try:
-        files.put(path, data, draft="new")
-    except files.WriteFailed as error:
+        writing.put(path, data, draft="new")
+    except writing.WriteFailed as error:
         raise BaselineError(f"{path} {error}") from None

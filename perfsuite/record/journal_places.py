@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import WriteFailed, put, user_cache, why, why_not_private
+from perfsuite.base.files import user_cache, why
+from perfsuite.base.writing import WriteFailed, put, why_not_private
 
 FOLDER = ".perfsuite"
 _PATTERN = "journal-*.jsonl"

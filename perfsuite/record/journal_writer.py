@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import JournalError
-from perfsuite.base.files import why, write_all
+from perfsuite.base.files import why
 from perfsuite.base.units import plural
+from perfsuite.base.writing import write_all
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Peaks, Result
 from perfsuite.record.run import GateRecord, Header, Projected, RunEnd
