@@ -21,8 +21,7 @@ from perfsuite.history import file as history_file
 from perfsuite.imports.formats import write_imported
 from perfsuite.projection.calibration import Calibration, write_calibration
 from perfsuite.record.journal import read_journal
-from perfsuite.record.journal_places import other_places
-from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.journal_writer import JournalWriter, other_places
 from perfsuite.reports.timelines.files import write_index
 from test_correctness.helpers.failing_disk import every_fault
 from test_correctness.helpers.histories import session
@@ -322,9 +321,9 @@ def test_a_journal_that_no_place_takes_is_kept_in_memory_and_costs_no_case(tmp_p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "j.jsonl"
-    monkeypatch.setattr("perfsuite.record.journal_places.cache_folder", lambda root: tmp_path / "file" / "in the way")
+    monkeypatch.setattr("perfsuite.record.journal_writer.cache_folder", lambda root: tmp_path / "file" / "in the way")
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("perfsuite.record.journal_places.tempfile.mkdtemp", full)
+    monkeypatch.setattr("perfsuite.record.journal_writer.tempfile.mkdtemp", full)
     writer = JournalWriter(path, HEADER, lambda: other_places(tmp_path, path))
     with monkeypatch.context() as patch:
         patch.setattr("perfsuite.base.files.os.write", full)
