@@ -326,7 +326,7 @@ def test_a_journal_that_no_place_takes_is_kept_in_memory_and_costs_no_case(tmp_p
     monkeypatch.setattr("perfsuite.record.journal_writer.tempfile.mkdtemp", full)
     writer = JournalWriter(path, HEADER, lambda: other_places(tmp_path, path))
     with monkeypatch.context() as patch:
-        patch.setattr("perfsuite.base.files.os.write", full)
+        patch.setattr("perfsuite.base.writing.os.write", full)
         writer.result(result("a"))
     assert "0 of 1 case kept in" in writer.problem
     writer.result(result("b"))
