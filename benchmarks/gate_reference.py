@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import t_quantile
 
 TOLERANCE = math.log1p(0.03)
 SUITE_ALPHA = SCREEN_ALPHA = 0.05

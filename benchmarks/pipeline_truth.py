@@ -28,7 +28,7 @@ from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.schedules import SCHEDULES, formula_bubble
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import t_quantile
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 
 RANKS, MICRO_BATCHES = 4, 8

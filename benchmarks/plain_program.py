@@ -41,7 +41,7 @@ from perfsuite.record.result import Measurement
 from perfsuite.record.workload import Budget, Workload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.statistics.student import ratio_interval
+from perfsuite.statistics.robust import ratio_interval
 from perfsuite.workloads.collective import AllReduce
 from perfsuite.workloads.training.train_step import TrainStep
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from perfsuite.models.layers import AttentionCore
 from perfsuite.platforms import device_code
-from perfsuite.platforms.attention import attention_kernels
+from perfsuite.platforms.accelerator import attention_kernels
 from perfsuite.platforms.base import Clock
-from perfsuite.statistics.student import ratio_interval
+from perfsuite.statistics.robust import ratio_interval
 from perfsuite.strategies.context_attention import RingCore
 
 HEADS, FEATURES = 8, 64

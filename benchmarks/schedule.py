@@ -17,8 +17,8 @@ from typing import cast
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
-from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, plural
+from perfsuite.base.writing import write_file
 from perfsuite.cli.main import EXIT_OK, EXIT_USAGE
 from perfsuite.metrics.pipeline import (
     bubble_ratio,

@@ -31,7 +31,7 @@ from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.statistics.student import ratio_interval
+from perfsuite.statistics.robust import ratio_interval
 from perfsuite.workloads.training.memory import MemoryStep
 from perfsuite.workloads.training.train_step import TrainStep
 

@@ -21,7 +21,7 @@ from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.statistics.student import ratio_interval
+from perfsuite.statistics.robust import ratio_interval
 
 BUDGET = Budget(min_rounds=10, max_time_s=0.1, warmup_time_s=0.05)
 TURNS = 4

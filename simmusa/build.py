@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from perfsuite.base.errors import UnsupportedCase
-from perfsuite.base.files import why_not_private
+from perfsuite.base.writing import why_not_private
 
 NAME = "simmusa_device"
 SOURCES = Path(__file__).parent / "csrc"

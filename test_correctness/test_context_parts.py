@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
-from perfsuite.platforms.attention import Attended, AttentionBlock, attention_kernels
+from perfsuite.platforms.accelerator import Attended, AttentionBlock, attention_kernels
 from perfsuite.strategies.context import ContextMethod, places, require_context
 from perfsuite.strategies.context_attention import (
     Products,

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from perfsuite.platforms import detect_machine, load_catalog, read_environment
-from perfsuite.platforms.attention import AttentionBlock
+from perfsuite.platforms.accelerator import AttentionBlock
 from perfsuite.platforms.musa import Musa, MusaFlash
 from perfsuite.platforms.quirks import all_quirks, quirks
 from test_correctness.helpers import device_names, machines

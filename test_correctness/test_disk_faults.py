@@ -13,15 +13,14 @@ import pytest
 
 from benchmarks.store_torture import HARDWARE, case_of, make_file, run_of
 from perfsuite.base.errors import ConfigurationError, JournalError, PerfsuiteError
-from perfsuite.base.files import WriteFailed, append, put, require_writable, write_file
+from perfsuite.base.writing import WriteFailed, append, put, require_writable, write_file
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.history import file as history_file
 from perfsuite.imports.formats import write_imported
 from perfsuite.projection.calibration import Calibration, write_calibration
 from perfsuite.record.journal import read_journal
-from perfsuite.record.journal_places import other_places
-from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.journal_writer import JournalWriter, other_places
 from perfsuite.reports.timelines.files import write_index
 from test_correctness.helpers.failing_disk import every_fault
 from test_correctness.helpers.histories import session
@@ -256,7 +255,7 @@ def test_a_limit_on_the_size_of_files_is_a_fault_like_others(tmp_path):
 
 WRITES = {"write_text", "write_bytes", "replace", "rename", "mkstemp", "NamedTemporaryFile"}
 WRITE_THEMSELVES = {
-    "base/files.py": "the one place",
+    "base/writing.py": "the one place",
     "models/dataset.py": "a folder of arrays, put as a whole",
     "runtime/scratch.py": "a folder gets its name",
     "runtime/ranks/worker.py": "a file of the kernel, which resets the largest resident set",
@@ -282,12 +281,12 @@ def test_a_journal_that_no_place_takes_is_kept_in_memory_and_costs_no_case(tmp_p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "j.jsonl"
-    monkeypatch.setattr("perfsuite.record.journal_places.cache_folder", lambda root: tmp_path / "file" / "in the way")
+    monkeypatch.setattr("perfsuite.record.journal_writer.cache_folder", lambda root: tmp_path / "file" / "in the way")
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("perfsuite.record.journal_places.tempfile.mkdtemp", full)
+    monkeypatch.setattr("perfsuite.record.journal_writer.tempfile.mkdtemp", full)
     writer = JournalWriter(path, HEADER, lambda: other_places(tmp_path, path))
     with monkeypatch.context() as patch:
-        patch.setattr("perfsuite.base.files.os.write", full)
+        patch.setattr("perfsuite.base.writing.os.write", full)
         writer.result(result("a"))
     assert "0 of 1 case kept in" in writer.problem
     writer.result(result("b"))

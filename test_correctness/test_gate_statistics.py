@@ -21,8 +21,16 @@ from perfsuite.gate.noise import (
 )
 from perfsuite.gate.shift import Bounds, Seen, Shares, Today, look
 from perfsuite.record.verdict import GateSettings
-from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
-from perfsuite.statistics.student import t_cdf, t_quantile
+from perfsuite.statistics.robust import (
+    clipped_variance,
+    huber_mean,
+    median,
+    rough_sigma,
+    t_cdf,
+    t_quantile,
+    variance,
+    without_spike,
+)
 
 values_lists = st.lists(st.floats(-1, 1), min_size=2, max_size=12)
 

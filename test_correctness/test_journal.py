@@ -8,10 +8,11 @@ import re
 import pytest
 
 from perfsuite.base.errors import JournalError
+from perfsuite.record.describe import instrumented_line
 from perfsuite.record.journal import durations_s, read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Work
-from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, instrumented_line
+from perfsuite.record.run import GateRecord, Header, Revision, RunEnd
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import notable

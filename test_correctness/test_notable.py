@@ -6,9 +6,9 @@ import math
 import pytest
 
 from perfsuite.record.result import Metric, Peak, RankFacts, Work
-from perfsuite.record.run import GateRecord, equal_work
+from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Effect, Finding, Verdict
-from perfsuite.reports.notable import KINDS, Notable, notable, spread_of_equal_work
+from perfsuite.reports.notable import KINDS, Notable, equal_work, notable, spread_of_equal_work
 from test_correctness.helpers import runs
 from test_correctness.helpers.runs import record
 

@@ -15,8 +15,8 @@ from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.evidence import GateCase
-from perfsuite.gate.exact import rule_for
 from perfsuite.gate.gate import Gate
+from perfsuite.gate.quantity import rule_for
 from perfsuite.history.file import CasePoint, HistorySession, line_of, read_line
 from perfsuite.metrics import REGISTRY, derive
 from perfsuite.plugin.benchmark import extra_info

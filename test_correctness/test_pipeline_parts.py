@@ -10,7 +10,7 @@ import torch
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines.runs import MetricMeaning
-from perfsuite.gate.exact import rule_for
+from perfsuite.gate.quantity import rule_for
 from perfsuite.metrics import REGISTRY
 from perfsuite.models import find as find_model
 from perfsuite.schedules import SCHEDULES, make_schedule, split_costs

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.base.errors import ConfigurationError, UnsupportedCase
-from perfsuite.base.files import why_not_private
+from perfsuite.base.writing import why_not_private
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.forkserver import boot_command
 from simmusa import build

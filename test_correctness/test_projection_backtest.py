@@ -16,7 +16,7 @@ from benchmarks.backtest.tables import TABLES, contradicting, memory_share
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
 from perfsuite.projection import operations, softwares, stages
-from perfsuite.projection.communication import NONE, Links
+from perfsuite.projection.kernels import NONE, Links
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.record.codec import to_json
 

@@ -12,11 +12,10 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection import memory, operations
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration, Constant, KernelPoint
-from perfsuite.projection.communication import Links
 from perfsuite.projection.engine import Projector, rank_parameters
 from perfsuite.projection.implementation import Implementation, implementation_of
 from perfsuite.projection.job import TrainingJob
-from perfsuite.projection.kernels import KernelTimes
+from perfsuite.projection.kernels import KernelTimes, Links
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels, Share, end_parameters

@@ -21,7 +21,7 @@ from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import store
 from perfsuite.baselines.document import check_of
 from perfsuite.baselines.draft import NewRuns
-from perfsuite.baselines.files import locked
+from perfsuite.baselines.store import locked
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.plugin import verdict_reports
-from perfsuite.record.run import held_down
+from perfsuite.record.describe import held_down
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from test_correctness.helpers import machines
 from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of

@@ -52,7 +52,7 @@ def test_a_full_disk_is_named_and_leaves_the_files_of_the_earlier_run(tmp_path, 
         write(descriptor, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("perfsuite.base.files.os.write", full)
+    monkeypatch.setattr("perfsuite.base.writing.os.write", full)
     with pytest.raises(
         ConfigurationError, match=r"\.trace\.json cannot be written: No space left on device; the file is unchanged"
     ):

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.backtest import runs
 from benchmarks.backtest.leave_one_out import Backtested
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import write_file
+from perfsuite.base.writing import write_file
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, json_argument, print_json, print_lines
 from perfsuite.projection import softwares
 from perfsuite.projection.step import FILE

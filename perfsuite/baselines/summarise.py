@@ -20,8 +20,8 @@ from perfsuite.baselines.runs import (
     rounded,
 )
 from perfsuite.record.codec import to_json
+from perfsuite.record.describe import held_down, held_down_elsewhere
 from perfsuite.record.result import Measurement, Result
-from perfsuite.record.run import held_down, held_down_elsewhere
 
 _SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")
 """Options that change the meaning of a sample, by their names in the environment of a run."""

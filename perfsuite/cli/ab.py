@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
-from perfsuite.base.files import require_writable, write_file
 from perfsuite.base.masking import masked_words
 from perfsuite.base.units import format_seconds, parse_duration, plural, significant
+from perfsuite.base.writing import require_writable, write_file
 from perfsuite.baselines.summarise import changed_settings, summarise
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines, screen_width
 from perfsuite.record.codec import to_json
+from perfsuite.record.describe import instrumented_line
 from perfsuite.record.result import Metric, Result
-from perfsuite.record.run import instrumented_line
 from perfsuite.run.arms import Arm, arm_of, described_imports, run_arm
 from perfsuite.statistics.comparison import COLUMNS, Comparison, compare, progress, table
 from perfsuite.statistics.paired import MIN_PAIRS

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import make_folder
 from perfsuite.base.units import plural
+from perfsuite.base.writing import make_folder
 from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.show import read_results
@@ -19,7 +19,8 @@ from perfsuite.projection.calibration import write_calibration
 from perfsuite.projection.calibration_of import Calibrated, calibrate
 from perfsuite.projection.observation import Observation, kind_of, software_key
 from perfsuite.record.codec import to_json
-from perfsuite.record.run import INSTRUMENTED, RunRecord, instrumented_line
+from perfsuite.record.describe import instrumented_line
+from perfsuite.record.run import INSTRUMENTED, RunRecord
 
 _FOLDER = Path(".perfsuite/calibrations")
 

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from perfsuite.audit.audit import audit
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError, ImportFailed
-from perfsuite.base.files import write_file
 from perfsuite.base.text import escaped, printable
 from perfsuite.base.units import plural, significant
+from perfsuite.base.writing import write_file
 from perfsuite.baselines import store
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
 from perfsuite.cli.show import first_object, require_file

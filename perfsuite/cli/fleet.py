@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import write_file
 from perfsuite.base.units import plural
+from perfsuite.base.writing import write_file
 from perfsuite.cli.main import (
     EXIT_FOUND,
     EXIT_OK,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
+from perfsuite.base.writing import write_file
 from perfsuite.cli.job_checks import (
     check_options,
     choose_recipe,

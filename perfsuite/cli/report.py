@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
-from perfsuite.base.files import content, why, write_file
+from perfsuite.base.files import content, why
 from perfsuite.base.text import printable
 from perfsuite.base.units import plural
+from perfsuite.base.writing import write_file
 from perfsuite.cli.main import (
     EXIT_OK,
     EXIT_USAGE,

@@ -19,7 +19,7 @@ from perfsuite.cli.main import EXIT_OK, Command, color_argument, print_marked
 from perfsuite.metrics import read_run
 from perfsuite.record.codec import plain_json
 from perfsuite.record.describe import word
-from perfsuite.record.journal_places import newest
+from perfsuite.record.journal_writer import newest
 from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.layout import fit, grid_lines
 from perfsuite.reports.notable import notable

@@ -12,8 +12,7 @@ from perfsuite.base.units import percent, plural, significant
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, MetricMeaning
 from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork
-from perfsuite.gate.exact import exact_findings, rule_for
-from perfsuite.gate.quantity import is_throttled
+from perfsuite.gate.quantity import exact_findings, is_throttled, rule_for
 from perfsuite.gate.question import Question, View
 from perfsuite.gate.suite import SUITE_ALPHA, Compared, SuiteShift, compared
 from perfsuite.record.verdict import FAILING, Finding, GateSettings, SuiteVerdict, Verdict, VerdictName

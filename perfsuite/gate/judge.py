@@ -23,8 +23,15 @@ from perfsuite.gate.shift import (
 )
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.paired import paired_mean
-from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_largest
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import (
+    clipped_variance,
+    huber_mean,
+    median,
+    rough_sigma,
+    t_quantile,
+    variance,
+    without_largest,
+)
 
 SURE = 0.999  # Confidence with which a pass excludes a slowdown that is too large to be missed.
 SURE_ALONE = 0.9999

@@ -21,8 +21,15 @@ from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.noise import Level
 from perfsuite.record.result import UNLIKE
 from perfsuite.record.verdict import GateSettings
-from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, median_of_most, rough_sigma, variance
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import (
+    MAD_TO_SIGMA,
+    clipped_variance,
+    median,
+    median_of_most,
+    rough_sigma,
+    t_quantile,
+    variance,
+)
 
 ENOUGH_CONTROLS = 3  # Fewest stored runs with a control of one kind for a stored control.
 SCATTERS = 2.0  # Multiple of the usual distance between case and control above which the code is blamed.

@@ -17,8 +17,7 @@ from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
 from perfsuite.gate.shift import EXPLAINED, SURELY_ALPHA, Estimate, Moved, Says, Seen
 from perfsuite.record.verdict import GateSettings
-from perfsuite.statistics.robust import median, median_of_most
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import median, median_of_most, t_quantile
 
 SUITE_ALPHA = 0.005
 """False alarms of the whole suite, per session of unchanged code on a host that moves as usual.  Row: the suite

@@ -34,9 +34,9 @@ from perfsuite.base.files import MOST_BYTES
 from perfsuite.base.text import escaped_json
 from perfsuite.base.units import plural
 from perfsuite.baselines.document import CONFLICT_MARKERS
-from perfsuite.baselines.files import content, locked, refuse_foreign, replace
 from perfsuite.baselines.hosts import HostIdentity, host_of
 from perfsuite.baselines.runs import MetricMeaning, is_named, moment, rounded
+from perfsuite.baselines.store import content, locked, refuse_foreign, replace
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.metrics import is_headline
 from perfsuite.record.codec import from_json, plain_json, to_json

@@ -13,8 +13,7 @@ from perfsuite.history.file import HistorySession
 from perfsuite.history.git import Repository
 from perfsuite.history.order import OrderedSessions, SeriesTable, in_order, of_one_host, table_of, with_one_setting
 from perfsuite.statistics.change_points import LEAST_CHANGE, Levels, Ramp, find_changes, ramps
-from perfsuite.statistics.robust import median
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import median, t_quantile
 
 LEVEL = 5  # Sessions whose mean is a level: the newest one, the one at a tag, or the best one.
 _ALPHA = 0.05  # Probability of an accumulated change in any case of an unchanged history.

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfsuite.base.errors import ImportFailed, did_you_mean
-from perfsuite.base.files import content, decoded, why, write_file
+from perfsuite.base.files import content, decoded, why
 from perfsuite.base.text import json_text
 from perfsuite.base.units import plural
+from perfsuite.base.writing import write_file
 from perfsuite.imports import (
     deepspeed,
     flagperf,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from perfsuite.base.units import KIB, MIB
-from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
+from perfsuite.platforms.accelerator import Attended, AttentionBlock, AttentionKernel
 from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, facts_of
 from perfsuite.platforms.host import Host, memory_limit
 from perfsuite.platforms.telemetry import Reading, Telemetry, attempt

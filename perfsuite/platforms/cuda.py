@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfsuite.base.errors import DeviceUnusable, UnsupportedCase
 from perfsuite.base.units import MIB
-from perfsuite.platforms.accelerator import Accelerator
-from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
+from perfsuite.platforms.accelerator import Accelerator, Attended, AttentionBlock, AttentionKernel
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.detection import AcceleratorFamily, number, unnamed
 from perfsuite.platforms.host import ToolAnswer

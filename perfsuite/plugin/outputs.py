@@ -123,10 +123,10 @@ def show(terminalreporter: Any, config: pytest.Config, *names: str) -> None:
 
 
 def _require_writable(option: str, session: pytest.Session, path: Path) -> Path:
-    from perfsuite.base import files
+    from perfsuite.base import writing
 
     try:
-        files.require_writable(path, option, with_folder=True)
+        writing.require_writable(path, option, with_folder=True)
     except ConfigurationError as error:
         raise pytest.UsageError(str(error)) from None
     return path
@@ -136,7 +136,7 @@ def _require_writable(option: str, session: pytest.Session, path: Path) -> Path:
 
 
 def _begin_trace(session: pytest.Session, folder: Path) -> Path:
-    from perfsuite.base.files import make_folder
+    from perfsuite.base.writing import make_folder
 
     try:
         make_folder(folder)
@@ -195,7 +195,7 @@ def _write_report(config: pytest.Config, path: Path) -> str:
     record, missing = config.stash.get(ending.record_key, None), config.stash[ending.missing_key]
     if record is None or not (record.results or missing):
         return ""
-    from perfsuite.base.files import write_file
+    from perfsuite.base.writing import write_file
     from perfsuite.reports.stored import Recording
     from perfsuite.reports.tables.report import find_style, fitting_styles, report
 
@@ -237,7 +237,7 @@ def _write_summary(config: pytest.Config, _: Path) -> str:
         projected = "".join(f"{line}\n" for grid in projected_grids(*found) for line in markdown(grid))
     if run is None or not (run.results or run.failures or projected or collisions.option(config, "perf_summary")):
         return ""  # a file of an earlier run would be taken for this one's: a file on the command line is written
-    from perfsuite.base import files
+    from perfsuite.base import writing
     from perfsuite.reports.notable import notable
     from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 
@@ -245,11 +245,11 @@ def _write_summary(config: pytest.Config, _: Path) -> str:
     if len((text + projected).encode()) <= LIMIT_BYTES:
         text += projected
     data = text.encode("utf-8", "backslashreplace")
-    for path, put in zip(_summary_files(config), (files.put, files.append), strict=True):
+    for path, put in zip(_summary_files(config), (writing.put, writing.append), strict=True):
         if path:
             try:
                 put(path, data)
-            except files.WriteFailed as error:
+            except writing.WriteFailed as error:
                 ending.fail(config, f"summary {path} {error}")
     return ""
 
@@ -287,7 +287,7 @@ def _write_history(config: pytest.Config, path: Path) -> str:
     assert suite.session is not None
     from perfsuite.history import file
     from perfsuite.history.file import session_of
-    from perfsuite.record.run import instrumented_line
+    from perfsuite.record.describe import instrumented_line
 
     if slowed := instrumented_line(suite.session.results.values()):
         raise BaselineError(slowed)

@@ -43,8 +43,7 @@ from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.launch import Signals
 from perfsuite.plugin.options import Settings, bare_compare_key, file_of, runs_tests, settings_key, timed_options
 from perfsuite.plugin.sweep import LaunchSizes
-from perfsuite.record.journal_places import other_places, usable_folder
-from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.journal_writer import JournalWriter, other_places, usable_folder
 from perfsuite.record.own_metrics import OwnMetric, registered
 from perfsuite.record.run import Header, Revision
 from perfsuite.run.session import PerfSession, new_session_id

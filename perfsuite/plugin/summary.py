@@ -28,10 +28,10 @@ from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.outputs import outputs_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
-from perfsuite.record.describe import headline
-from perfsuite.record.journal_places import FOLDER, newest
+from perfsuite.record.describe import headline, instrumented_line
+from perfsuite.record.journal_writer import FOLDER, newest
 from perfsuite.record.result import Result
-from perfsuite.record.run import GateRecord, RunEnd, RunRecord, instrumented_line
+from perfsuite.record.run import GateRecord, RunEnd, RunRecord
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.reports.layout import fit, grid_lines
 from perfsuite.reports.notable import notable

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import write_file
 from perfsuite.base.text import json_text
+from perfsuite.base.writing import write_file
 from perfsuite.platforms import DeviceModel
 from perfsuite.record.codec import from_json, read_json, to_json
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration
-from perfsuite.projection.communication import NONE, Links, Seconds
 from perfsuite.projection.implementation import Implementation
-from perfsuite.projection.kernels import KernelTimes
+from perfsuite.projection.kernels import NONE, KernelTimes, Links, Seconds
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.stages import Priced, StagePrices, Stages

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, percent, plural, significant
+from perfsuite.record.result import RankFacts, Result
+from perfsuite.record.run import INSTRUMENTED
+from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from perfsuite.record.verdict import (
     ALL,
     MEAN,
@@ -236,3 +239,59 @@ def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
             f"({short[0].iterations} and more): one that is slow once in {RHYTHM} can be missed: {named} "
             f"(--benchmark-min-rounds={SEEN_ITERATIONS} times enough)"
         )
+
+
+_INSTRUMENTS = 3  # Instruments that a warning names.
+
+
+def instrumented_line(results: Iterable[Result]) -> str:
+    """Return the warning that tools or debug settings slowed the ranks; empty if none did."""
+    measured = [result for result in results if result.outcome != "out_of_memory"]
+    slowed = Counter(instrument for result in measured for instrument in result.instruments)
+    if not slowed:
+        return ""
+    count = sum(bool(result.instruments) for result in measured)
+    named = listed([name for name, _ in slowed.most_common()], _INSTRUMENTS)
+    return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {named}"
+
+
+def foreign_line(imports: Mapping[str, str]) -> str:
+    """Return one sentence on foreign modules, by name, and the file of the first.
+
+    >>> foreign_line({"shop": "/old/shop/__init__.py", "shop.till": "/old/shop/till.py"})
+    'module shop (and 1 more) was imported from /old/shop/__init__.py and not from this checkout: other code is \
+measured; run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
+    """
+    name, file = next(iter(imports.items()))
+    more = f" (and {len(imports) - 1} more)" if len(imports) > 1 else ""
+    return (
+        f"module {name}{more} was imported from {file} and not from this checkout: other code is measured; "
+        'run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
+    )
+
+
+def held_down(looks: Iterable[DeviceLook]) -> str:
+    """One line naming devices that were throttled while samples were taken; empty when none is known to have been.
+
+    >>> held_down([DeviceLook(device=0, at_s=at, throttle=("thermal",) if at else ("power cap",)) for at in (0.0, 0.5)])
+    'device 0 was throttled (thermal) in 1 of 2 looks while it was timed'
+    """
+    devices: dict[int, list[frozenset[str]]] = {}
+    for look in looks:
+        devices.setdefault(look.device, []).append(frozenset(look.throttle or ()) - USUAL_UNDER_LOAD)
+    return "; ".join(
+        f"device {device} was throttled ({', '.join(sorted(frozenset().union(*seen)))}) in {sum(map(bool, seen))} of "
+        f"{plural(len(seen), 'look')} while it was timed"
+        for device, seen in devices.items()
+        if any(seen)
+    )
+
+
+def held_down_elsewhere(ranks: Sequence[RankFacts]) -> str:
+    """Return one line on throttled devices of ranks that are not on the host of rank 0."""
+    lines = []
+    for rank in ranks:
+        reasons = sorted(set(rank.throttle or ()) - USUAL_UNDER_LOAD)
+        if reasons and rank.host != ranks[0].host:
+            lines.append(f"rank {rank.rank} ({rank.device} of {rank.host}) was throttled ({', '.join(reasons)})")
+    return "; ".join(lines)

@@ -6,18 +6,14 @@ The projection of a case is a record of its own kind that baselines, the gate an
 from __future__ import annotations
 
 import functools
-import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from perfsuite.base.errors import first_line
-from perfsuite.base.text import listed
-from perfsuite.base.units import plural
-from perfsuite.record.result import SCHEMA, Metric, Peaks, RankFacts, Result, Training, Work
-from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
+from perfsuite.record.result import SCHEMA, Metric, Peaks, Result, Training
 from perfsuite.record.verdict import Verdict, VerdictName
 
 
@@ -57,8 +53,6 @@ XFAILED = "xfailed: "
 INSTRUMENTED = "the ranks were instrumented: "
 NOT_QUIET = "the machine is not quiet: "
 THROTTLED = "throttled: "  # Warnings that leave little to trust begin with one of these three.
-_INSTRUMENTS = 3  # Instruments that a warning names.
-_SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,81 +194,3 @@ class RunRecord(Header):
     def torch(self) -> str:
         """Return torch's version; empty if unknown."""
         return str(self.versions.get("torch") or (self.environment.get("packages") or {}).get("torch") or "")
-
-    @functools.cached_property
-    def equal_work(self) -> list[tuple[Result, ...]]:
-        """Measured cases that do the same under different ids, see :func:`equal_work`."""
-        return equal_work(self.results.values())
-
-
-def instrumented_line(results: Iterable[Result]) -> str:
-    """Return the warning that tools or debug settings slowed the ranks; empty if none did."""
-    measured = [result for result in results if result.outcome != "out_of_memory"]
-    slowed = Counter(instrument for result in measured for instrument in result.instruments)
-    if not slowed:
-        return ""
-    count = sum(bool(result.instruments) for result in measured)
-    named = listed([name for name, _ in slowed.most_common()], _INSTRUMENTS)
-    return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {named}"
-
-
-def foreign_line(imports: Mapping[str, str]) -> str:
-    """Return one sentence on foreign modules, by name, and the file of the first.
-
-    >>> foreign_line({"shop": "/old/shop/__init__.py", "shop.till": "/old/shop/till.py"})
-    'module shop (and 1 more) was imported from /old/shop/__init__.py and not from this checkout: other code is \
-measured; run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
-    """
-    name, file = next(iter(imports.items()))
-    more = f" (and {len(imports) - 1} more)" if len(imports) > 1 else ""
-    return (
-        f"module {name}{more} was imported from {file} and not from this checkout: other code is measured; "
-        'run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
-    )
-
-
-def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
-    """Return groups of measured cases with equal workload, parameters, mesh, ranks and hardware, fastest first."""
-    alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
-    for result in results:
-        if result.outcome == "measured":
-            hardware = (result.platform, result.fingerprint, result.simulated)
-            alike[(result.workload, result.world_size, *hardware, _amount_of_work(result.work))].append(result)
-    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
-    for key, members in alike.items():
-        for result in members if len(members) > 1 else ():
-            settings = _SETTINGS.encode(result.parameters)
-            if result.median_s > 0:
-                groups[(*key, settings)].append(result)
-    return [tuple(sorted(group, key=lambda one: one.median_s)) for group in groups.values() if len(group) > 1]
-
-
-def _amount_of_work(work: Work) -> tuple[object, ...]:
-    return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())
-
-
-def held_down(looks: Iterable[DeviceLook]) -> str:
-    """One line naming devices that were throttled while samples were taken; empty when none is known to have been.
-
-    >>> held_down([DeviceLook(device=0, at_s=at, throttle=("thermal",) if at else ("power cap",)) for at in (0.0, 0.5)])
-    'device 0 was throttled (thermal) in 1 of 2 looks while it was timed'
-    """
-    devices: dict[int, list[frozenset[str]]] = {}
-    for look in looks:
-        devices.setdefault(look.device, []).append(frozenset(look.throttle or ()) - USUAL_UNDER_LOAD)
-    return "; ".join(
-        f"device {device} was throttled ({', '.join(sorted(frozenset().union(*seen)))}) in {sum(map(bool, seen))} of "
-        f"{plural(len(seen), 'look')} while it was timed"
-        for device, seen in devices.items()
-        if any(seen)
-    )
-
-
-def held_down_elsewhere(ranks: Sequence[RankFacts]) -> str:
-    """Return one line on throttled devices of ranks that are not on the host of rank 0."""
-    lines = []
-    for rank in ranks:
-        reasons = sorted(set(rank.throttle or ()) - USUAL_UNDER_LOAD)
-        if reasons and rank.host != ranks[0].host:
-            lines.append(f"rank {rank.rank} ({rank.device} of {rank.host}) was throttled ({', '.join(reasons)})")
-    return "; ".join(lines)

@@ -20,7 +20,7 @@ from perfsuite.record.verdict import FAILING, TIME, GateSettings, Verdict
 from perfsuite.reports.document import Tone
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.stored import Recording, StoredResult
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import t_quantile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.base.units import format_seconds, plural, significant
 from perfsuite.metrics.spec import on_every_device
+from perfsuite.record.describe import held_down_elsewhere
 from perfsuite.record.result import Measurement, RankFacts, Result
-from perfsuite.record.run import held_down_elsewhere
 from perfsuite.record.step import DeviceLook
 from perfsuite.reports.document import Grid
 from perfsuite.statistics.robust import median

@@ -5,6 +5,7 @@ An effect has an interval only if it comes from several runs.  A finding from on
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import defaultdict
@@ -16,9 +17,9 @@ from perfsuite.base.errors import first_line
 from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
-from perfsuite.record.describe import amount, change_in_words
-from perfsuite.record.result import Measurement, RankFacts, Result
-from perfsuite.record.run import RunRecord, foreign_line
+from perfsuite.record.describe import amount, change_in_words, foreign_line
+from perfsuite.record.result import Measurement, RankFacts, Result, Work
+from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import FAILING, GateSettings, Verdict
 from perfsuite.reports.pairs import pair_matrices
 
@@ -112,7 +113,7 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
         *_judged(run),
         *_out_of_memory(run),
         *_above_peak(run.results.values()),
-        *_equal_work(run.equal_work),
+        *_equal_work(equal_work(run.results.values())),
         *slow_ranks(run.results.values()),
         *_slow_pairs(run.results.values()),
         *_bubbles(run.results.values()),
@@ -127,7 +128,7 @@ def _gravity(one: Notable) -> int:
 
 
 def spread_of_equal_work(groups: Iterable[tuple[Result, ...]]) -> float | None:
-    """Slowest over fastest of the group (of :func:`perfsuite.record.run.equal_work`) that is furthest apart, less 1.
+    """Slowest over fastest of the group (of :func:`equal_work`) that is furthest apart, less 1.
 
     None where no two cases do the same.
     """
@@ -281,3 +282,26 @@ def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
 def of_kind(findings: Sequence[Notable], *kinds: Kind) -> tuple[Notable, ...]:
     """Return the findings of these kinds."""
     return tuple(one for one in findings if one.kind in kinds)
+
+
+_SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
+
+
+def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
+    """Return groups of measured cases with equal workload, parameters, mesh, ranks and hardware, fastest first."""
+    alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    for result in results:
+        if result.outcome == "measured":
+            hardware = (result.platform, result.fingerprint, result.simulated)
+            alike[(result.workload, result.world_size, *hardware, _amount_of_work(result.work))].append(result)
+    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    for key, members in alike.items():
+        for result in members if len(members) > 1 else ():
+            settings = _SETTINGS.encode(result.parameters)
+            if result.median_s > 0:
+                groups[(*key, settings)].append(result)
+    return [tuple(sorted(group, key=lambda one: one.median_s)) for group in groups.values() if len(group) > 1]
+
+
+def _amount_of_work(work: Work) -> tuple[object, ...]:
+    return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 from perfsuite.base.text import folded, padded, printable
 from perfsuite.base.units import clock_time, plural
-from perfsuite.record.describe import undecided_lines, verdict_counts
+from perfsuite.record.describe import instrumented_line, undecided_lines, verdict_counts
 from perfsuite.record.result import Result
-from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
+from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord
 from perfsuite.reports.families import OTHERS, FamilyLine, family_lines
-from perfsuite.reports.notable import Notable, spread_of_equal_work
+from perfsuite.reports.notable import Notable, equal_work, spread_of_equal_work
 from perfsuite.reports.questions import answer_lines, answers, expected_of
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
     if not loud:
         unknown = run.end is None or (run.was_interrupted and not warnings)  # SIGTERM leaves no time to look
         parts.append("unknown whether the machine was quiet" if unknown else "no sign of other programs")
-    spread = spread_of_equal_work(run.equal_work)
+    spread = spread_of_equal_work(equal_work(run.results.values()))
     if spread is not None:
         parts.append(f"equal work differs by up to {100 * spread:.2g} %")
     parts += [line for line in warnings if not line.startswith((*_LOUD, INSTRUMENTED))]

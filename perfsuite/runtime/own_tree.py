@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from perfsuite.base.errors import CaseError
-from perfsuite.record.run import foreign_line
+from perfsuite.record.describe import foreign_line
 from perfsuite.runtime.copies import PackageCopies, package_folders
 
 VARIABLE = "PERFSUITE_TREE"  # Variable with the code places of a run for its processes: JSON of :class:`_Places`.

@@ -22,7 +22,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from perfsuite.base.files import user_cache, why_not_private
+from perfsuite.base.files import user_cache
+from perfsuite.base.writing import why_not_private
 
 PREFIX = "perfsuite-"
 LOCK = ".perfsuite-in-use"  # The locked file in a scratch directory.

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.statistics.robust import MAD_TO_SIGMA
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import MAD_TO_SIGMA, t_quantile
 
 if TYPE_CHECKING:
     import numpy as np

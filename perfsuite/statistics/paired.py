@@ -14,8 +14,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.statistics.robust import MIN_SPIKED, huber_mean, median, rough_sigma, variance
-from perfsuite.statistics.student import t_quantile
+from perfsuite.statistics.robust import MIN_SPIKED, huber_mean, median, rough_sigma, t_quantile, variance
 
 MIN_PAIRS = 3  # Least pairs that show their noise.
 POWER = 0.95  # Probability of finding the smallest change.

@@ -26,7 +26,7 @@ from perfsuite.base.errors import UnsupportedCase, first_line
 from perfsuite.models.base import AttentionMethod
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.models.layers import BACKENDS, AttentionCore, chosen_backend, repeat_heads
-from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel, attention_kernels
+from perfsuite.platforms.accelerator import Attended, AttentionBlock, AttentionKernel, attention_kernels
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.context import ContextMethod, places
 from perfsuite.strategies.deepspeed.zero import require_deepspeed

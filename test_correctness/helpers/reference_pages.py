@@ -27,7 +27,7 @@ from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
 from perfsuite.expectations.rows import Expectation
-from perfsuite.gate.exact import rule_for
+from perfsuite.gate.quantity import rule_for
 from perfsuite.history.file import CasePoint, HistorySession
 from perfsuite.imports.formats import FORMATS
 from perfsuite.metrics import flop_conventions as flops

@@ -24,7 +24,7 @@ def choice_of_attention() -> dict[str, Any]:
 
 def flash_attention(recorded: dict[str, str]) -> dict[str, Any]:
     """The flash kernel: signatures that are not as recorded, milliseconds, and what tells it from plain products."""
-    from perfsuite.platforms.attention import AttentionBlock, attention_kernels
+    from perfsuite.platforms.accelerator import AttentionBlock, attention_kernels
     from perfsuite.strategies.context_attention import Products, block_backward, block_forward
 
     musa = device()

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import write_file
 from perfsuite.base.text import visible
+from perfsuite.base.writing import write_file
 from perfsuite.reports.beside_others import OverTime
 from perfsuite.reports.document import Chart, Charts, Grid, Section, Words
 from perfsuite.reports.ids import anchor_of, numbered

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.base.files import make_folder, write_file
 from perfsuite.base.text import printable
 from perfsuite.base.units import seconds_to_us
+from perfsuite.base.writing import make_folder, write_file
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, bubble_to_ideal, step_bounds_s
 from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.reports.ids import name_of

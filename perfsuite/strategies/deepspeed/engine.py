@@ -26,7 +26,7 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad  # type: ignore[import-untyped] # as above
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import why_not_private
+from perfsuite.base.writing import why_not_private
 from perfsuite.models.base import Plan
 from perfsuite.models.build import build
 from perfsuite.models.layers import TrainingModule, fill_parameter

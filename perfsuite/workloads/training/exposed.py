@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Rank
-from perfsuite.statistics.student import ratio_interval
+from perfsuite.statistics.robust import ratio_interval
 from perfsuite.strategies import Strategy
 from perfsuite.strategies.traffic_count import Counting
 from perfsuite.workloads.checks import raise_alike, texts_of_all
