@@ -24,8 +24,6 @@ as not finished.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -52,23 +50,6 @@ def read_journal(path: Path) -> RunRecord:
     Raises JournalError naming the line and the reason for anything but a last line without its end: a foreign or
     hand-broken file, a newer schema.
     """
-    with _without_collections():
-        return _run(path)
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause the garbage collector, which would look at the growing record again and again and find nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _run(path: Path) -> RunRecord:
     header: Header | None = None
     environment: Mapping[str, Any] = {}
     results: dict[str, Result] = {}
