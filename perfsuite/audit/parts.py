@@ -10,6 +10,7 @@ from perfsuite.audit.table import LAST_DIGIT, AuditColumn, AuditTable, Hit, Row,
 from perfsuite.published.numbers import Interval, printed, total
 from perfsuite.published.records import PARTS
 
+TOTALS = frozenset({"total", "sum", "总计", "合计"})  # Texts of a row that is the sum of the others.
 Parts = list[tuple[AuditColumn, Value]]
 
 
@@ -18,7 +19,7 @@ def _parts_of(table: AuditTable, row: Row) -> Parts:
 
 
 def _is_total(row: Row) -> bool:
-    return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
+    return any(cell.text.strip().lower() in TOTALS for cell in row.cells.values())
 
 
 def _whole(table: AuditTable, row: Row) -> Value | None:

@@ -124,6 +124,7 @@ class AuditTable:
     rows: tuple[Row, ...]
     facts: Mapping[str, Fact] = field(default_factory=dict)  # Facts of every row by role.
     simulated: bool = False  # Measured on a simulated device, whose times repeat exactly.
+    summaries: tuple[str, ...] = ()  # Names of left out rows, such as means of the others.
     run_set: str = ""  # Tables of one run set describe the same runs, row by row.
 
     def of_role(self, *roles: str) -> tuple[AuditColumn, ...]:
