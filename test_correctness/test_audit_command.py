@@ -297,7 +297,10 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
         ("step", ["12 \u00b5s", "13"], "latency", [12e-6, 13e-6]),
         ("bw (Gbps)", ["80", "160"], "bandwidth", [1e10, 2e10]),
         ("TFLOP/s/GPU (TFLOP/s/GPU)", ["636", "586"], "tflops", [636e12, 586e12]),
-        ("mem", ["512M", "600 MiB"], "memory", "row 2, mem: '600 MiB' is in MiB, but the column in MB"),
+        ("mem", ["512M", "600 MiB", "1.5GB"], "memory", [512e6, 600 * 2**20, 1.5e9]),
+        ("size", ["512 KB", "1 MB", "1GiB", "8B"], "message_size", [512e3, 1e6, 2**30, 8]),
+        ("size (KB)", ["512", "1 MB"], "message_size", [512 * 2**10, 2**20]),
+        ("size", ["512 KB", "1 MB", "4"], "message_size", "size: '4' has no unit, but another cell is in KB"),
         ("params", ["7B", "340m"], "parameters", [7e9, 340e6]),
         ("step (ms)", ["1.147 s/it", "5us/op"], "latency", [1.147, 5e-6]),
         ("step (ms)", ["\uff11\uff12.5", "\u0663\u066b5"], "latency", [0.0125, 0.0035]),
@@ -310,7 +313,7 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
             "step: '13' has no unit, but another cell is in ms",
         ),
         ("step", ["705 ms", "1.4 s"], "latency", [0.705, 1.4]),
-        ("run", ["20 min", "2 h"], "training_time", "row 2, run: '2 h' is in h, but the column in min; write one unit"),
+        ("run", ["20 min", "2 h"], "training_time", [1200, 7200]),
         ("tok/s", ["10000-12000", "10 to 12"], "tokens_per_s", [11_000, 11]),
         ("tok/s", ["3500 \u00b1 20", "16.67 samples/s (8.3 of one)"], "tokens_per_s", [3519, 16.67]),
         ("tok/s (k)", ["131", "9 [1]"], "tokens_per_s", [131_000, 9000]),
@@ -395,6 +398,28 @@ def test_texts_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys):
     assert run(capsys, path, "--roles", *roles)[0] == 0
     path.write_text(path.read_text().replace("tp2+pp4", "zero2"))
     assert run(capsys, path, "--roles", *roles)[0] == 1
+
+
+SUMMARIES = ("Average", "**Mean**", "Avg.", "Median (3 runs)", "Geomean", "Std", "stdev", "Max", "Min", "Total", "平均")
+
+
+@pytest.mark.parametrize("name", [*SUMMARIES, ""])
+def test_a_row_that_summarises_others_is_named_and_not_a_run(tmp_path, capsys, name):
+    path = tmp_path / "runs.md"
+    rows = ["| a | 8 | 100 | 320 |", "| b | 8 | 100 | 320 |", f"| {name or 'c'} | 24 | 300 | 960 |"]
+    path.write_text("\n".join(["| run | gpus | ms | samples/s |", "|---|---|---|---|", *rows]), encoding="utf-8")
+    roles = ["gpus=devices", "ms=latency:ms", "samples/s=throughput", "--fact", "global_batch_size=32"]
+    code, out, _ = run(capsys, path, "--roles", *roles)
+    shown = name.strip("*")
+    assert f"not checked, as they summarise other rows: row 3 ({shown})\n" in out or not name
+    assert int(not name) == code
+
+
+def test_a_total_of_parts_is_checked_by_its_own_rule(tmp_path, capsys):
+    path = tmp_path / "parts.md"
+    path.write_text("| part | ms |\n|---|---|\n| a | 10 |\n| b | 30 |\n| Total | 60 |\n", encoding="utf-8")
+    code, out, _ = run(capsys, path, "--roles", "part=case", "ms=part:ms")
+    assert (1, True) == (code, "row 3 (Total): ms is printed" in out)
 
 
 def test_a_table_in_utf_16_is_read_and_a_compressed_one_refused(tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.backtest.leave_one_out import Backtested
 from perfsuite.baselines import store
 from perfsuite.cli import main as cli
+from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.run import Header, Revision
 from test_correctness.helpers import hostile
@@ -171,6 +172,9 @@ def test_a_gate_on_the_command_line_without_a_perf_case_is_a_usage_error(pyteste
         ("--perf-report=report.md", "nothing would be written"),
         ("--perf-summary=s.md", "nothing would be written"),
         ("--perf-trace=traces", "nothing would be written"),
+        ("--perf-journal=j.jsonl", "nothing would be written"),
+        ("--perf-expect-devices=1", "nothing would be checked"),
+        ("--perf-project", "nothing would be projected"),
     ],
 )
 def test_a_check_or_a_file_on_the_command_line_without_a_perf_case_is_a_usage_error(pytester, option, says):
@@ -179,10 +183,28 @@ def test_a_check_or_a_file_on_the_command_line_without_a_perf_case_is_a_usage_er
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines([f"*{option.partition('=')[0]}: no selected test is a perf case, so {says}*"])
     if option == "--perf-expect":
-        assert pytester.runpytest_inprocess(option, "--collect-only").ret == 0
+        done = pytester.runpytest_inprocess(option, "--collect-only")
+        assert done.ret == 0
+        done.stdout.fnmatch_lines([f"perfsuite: {option}: this command runs no test, so nothing is *"])
         assert pytester.runpytest_inprocess(option, "--perf-allow-unjudged").ret == 0
         pytester.makeini(f"[pytest]\naddopts = {option}")
         assert pytester.runpytest_inprocess().ret == 0
+
+
+@pytest.mark.parametrize("option", ["--setup-plan", "--fixtures", "--fixtures-per-test"])
+def test_a_command_without_tests_says_that_no_file_is_written(pytester, option):
+    pytester.makepyfile("def test_perf(perf):\n    pass\n")
+    done = pytester.runpytest_inprocess(option, "--perf-html=page.html", "--perf-journal=j.jsonl")
+    lines = [f"perfsuite: {name}: this command runs no test, so nothing is written" for name in ("--perf-html", "*")]
+    done.stdout.fnmatch_lines(lines)
+    assert (done.ret, Path("page.html").exists(), Path("j.jsonl").exists()) == (0, False, False)
+
+
+def test_a_journal_on_the_command_line_is_kept_without_a_case_and_a_missing_report_is_named(pytester):
+    pytester.makepyfile("def test_perf(perf):\n    pass\n")
+    done = pytester.runpytest_inprocess("--setup-only", "--perf-journal=j.jsonl", "--perf-report=r.md")
+    done.stdout.fnmatch_lines(["report */r.md was not written: no report has a table for these results*"])
+    assert read_journal(Path("j.jsonl")).end.exit_status == 0
 
 
 @pytest.mark.parametrize("option", ["--perf-expect", "--perf-history=h.jsonl"])

@@ -24,6 +24,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -136,6 +137,10 @@ def set_openblas_threads():
     next(getattr(library, name) for name in names if hasattr(library, name))(threads[0] + 1)
 
 
+def leave_autograd_out():
+    torch._C._dispatch_tls_set_dispatch_key_excluded(torch._C.DispatchKey.AutogradCPU, True)
+
+
 def move_another_thread():
     running, tasks = threading.Event(), set(os.listdir("/proc/self/task"))
     threading.Thread(target=lambda: (running.set(), time.sleep(1000)), daemon=True).start()
@@ -187,6 +192,19 @@ def move_another_thread():
         ("interpreter", tracemalloc.start),
         ("attributes of the process", lambda: ctypes.CDLL(None).prctl(29, 1_000_000)),  # PR_SET_TIMERSLACK
         ("attributes of the process", lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1)),
+        ("attributes of the process", lambda: ctypes.CDLL(None).mlockall(1)),
+        ("umask and signals", lambda: os.setpgid(0, 0)),
+        ("functions of torch and Python", lambda: setattr(torch.utils.checkpoint, "checkpoint", None)),
+        ("functions of torch and Python", lambda: setattr(torch.nn.utils, "clip_grad_norm_", None)),
+        ("functions of torch and Python", lambda: setattr(torch.cuda, "synchronize", None)),
+        ("functions of torch and Python", lambda: setattr(torch.optim.lr_scheduler.StepLR, "get_lr", None)),
+        ("functions of torch and Python", lambda: setattr(torch.utils.data.RandomSampler, "__iter__", None)),
+        ("functions of torch and Python", lambda: setattr(subprocess.Popen, "wait", None)),
+        ("functions of torch and Python", lambda: setattr(random, "random", None)),
+        ("hooks and modes of torch", leave_autograd_out),
+        ("levels of loggers", lambda: logging.getLogger("torch").addHandler(logging.NullHandler())),
+        ("settings of NumPy", lambda: np.set_printoptions(precision=2)),
+        ("interpreter", lambda: sys.set_coroutine_origin_tracking_depth(2)),
         ("import path", lambda: sys.meta_path.insert(0, None)),
     ],
 )

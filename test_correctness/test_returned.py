@@ -215,6 +215,12 @@ def in_a_loop(pool: concurrent.futures.Executor) -> None:
     asyncio.run(main())
 
 
+def in_a_joined_thread(*call) -> None:
+    thread = threading.Thread(target=call[0], args=call[1:])
+    thread.start()
+    thread.join()
+
+
 def by_torch(pool: concurrent.futures.Executor) -> None:
     pending = torch.futures.Future()
     threading.Timer(0.05, pending.set_result, [None]).start()
@@ -251,6 +257,9 @@ LEFT = {
         ("Thread", lambda pool: _thread.start_new_thread(time.sleep, (0.05,)) and None),
         ("Thread", lambda pool: [time.sleep(0.03), LEFT["Thread"](pool)]),
         ("Future", in_a_loop),
+        ("Thread", lambda pool: in_a_joined_thread(LEFT["Thread"], pool)),
+        ("Future", lambda pool: in_a_joined_thread(LEFT["Future"], pool)),
+        ("Thread", lambda pool: in_a_joined_thread(in_a_joined_thread, LEFT["Thread"], pool)),
         ("Loader", lambda pool: Loader(target=time.sleep, args=(0.05,)).start()),
         ("MapResult", lambda pool: pool.threads.map_async(time.sleep, [0.05]) and None),
         ("IMapIterator", lambda pool: pool.threads.imap(time.sleep, [0.05]) and None),

@@ -222,3 +222,12 @@ def test_a_disk_that_is_full_at_the_end_costs_report_and_summary_and_no_result(m
             "perfsuite: error: summary *s.md cannot be written: No space left*",
         ]
     )
+
+
+def test_a_journal_of_skips_alone_is_kept_only_in_the_file_of_the_option(pytester, monkeypatch):
+    tests = "import pytest\n@pytest.mark.skip(reason='not today')\ndef test_a(perf):\n    perf(step)\n"
+    mine = repository(pytester, monkeypatch, tests)
+    mine.run().assert_outcomes(skipped=1)
+    assert not [*(pytester.path / ".perfsuite").glob("journal-*")]
+    mine.run("--perf-journal=j.jsonl").assert_outcomes(skipped=1)
+    assert {"test_it.py::test_a[cpu]": "not today"} == read_journal(pytester.path / "j.jsonl").skips

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from perfsuite.audit import compute, memory, rates, repeats, scaling
 from perfsuite.audit.table import (
     LAST_DIGIT,
+    TOTAL_NAMES,
     AuditColumn,
     AuditTable,
     Hit,
@@ -40,7 +41,7 @@ def _parts_of(table: AuditTable, row: Row) -> Parts:
 
 
 def _is_total(row: Row) -> bool:
-    return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
+    return any(cell.text.strip().lower() in TOTAL_NAMES for cell in row.cells.values())
 
 
 def _whole(table: AuditTable, row: Row) -> Value | None:

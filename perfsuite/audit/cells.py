@@ -7,7 +7,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 from perfsuite.audit.table import AuditColumn
 from perfsuite.base.errors import ConfigurationError
@@ -49,7 +48,7 @@ _FIRST = re.compile(r"(?P<number>\d[\d.,]*)(?:[eE][-+]?\d+)?\s?(?P<unit>[A-Za-z%
 """The first number of a cell, directly with a unit or a suffix."""
 _BEFORE = "~≈<>=≤≥+-* "
 _HEADER = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
-_SUFFIXES = {"k": "e3", "K": "e3", "M": "e6", "B": "e9", "G": "e9", "T": "e12"}
+_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _NAMES = {"us": "usec", "ms": "msec", "s": "sec secs seconds", "min": "mins minutes", "h": "hr hrs hours", "days": "d"}
 _NAMES |= {"Gb/s": "Gbps Gbit/s", "GB/s": "GBps GB/sec", "MB/s": "MBps MB/sec"}
 _NAMES |= {f"{one}FLOPS": f"{one}FLOPs {one}FLOP/s {one}FLOPs/s {one}FLOPS/s" for one in "GTP"}
@@ -66,9 +65,10 @@ def _plain(text: str) -> str:
 
 
 def with_unit(column: AuditColumn, cells: Sequence[str], place: str) -> AuditColumn:
-    """Return a column with a unit: the given one, else the unit in brackets in the title, else the unit of a cell.
+    """Return a column with a unit: the given one, else the unit in brackets in the title, else the unit of its cells.
 
-    Raises ConfigurationError if a row has a unit and the first row has none; ``place`` begins the message.
+    A column of several units gets the smallest unit of its role.  Raises ConfigurationError if the first row has no
+    unit, or any row of a column of several units; ``place`` begins the message.
     """
     if column.unit or column.meaning.dimension not in DEFAULT_UNITS:
         return column
@@ -77,12 +77,15 @@ def with_unit(column: AuditColumn, cells: Sequence[str], place: str) -> AuditCol
     if not named and column.meaning.dimension != "share":
         units = {text: _unit(column, _suffix(_plain(text))) for text in cells}
         named = next(filter(None, units.values()), "")
-        first = next((text for text in cells if _is_above_zero(text)), "")
-        if named and first and not units[first]:  # a unit in the first row is one of the rows below
-            raise ConfigurationError(
-                f"{place}: {column.name}: {first!r:.40} has no unit, but another cell is in {named}; "
-                "write the unit in the title or in each cell"
-            )
+        is_mixed = len({*filter(None, units.values())}) > 1
+        figures = [text for text in cells if _is_above_zero(text)]
+        for text in figures if is_mixed else figures[:1]:  # a unit in the first row is one of the rows below
+            if named and not units[text]:
+                raise ConfigurationError(
+                    f"{place}: {column.name}: {text!r:.40} has no unit, but another cell is in {named}; "
+                    "write the unit in the title or in each cell"
+                )
+        named = next(iter(SCALES[column.meaning.dimension])) if is_mixed else named
     return replace(column, unit=named)
 
 
@@ -116,38 +119,37 @@ def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
         why = "can be read in more than one way; write one number, with a decimal point and without other separators"
         raise ConfigurationError(f"{place}: {text!r} {why}")
     factor = _factor(_suffix(plain), column, f"{place}: {text!r}")
-    if spread:
-        return _range(plain, spread, factor, column)
-    if factor and (one := re.search(_ONE, figure)):
-        plain = plain.replace(one[0], one[0] + factor, 1)
-    return printed(plain)
+    read = _range(plain, spread, column) if spread else printed(plain)
+    return replace(read, numbers=tuple(_times(number, factor) for number in read.numbers)) if factor else read
 
 
-def _factor(suffix: str, column: AuditColumn, what: str) -> str:
-    """Return the power of ten from a cell's unit or suffix to its column's unit, such as ``e3``; empty for none.
+def _times(number: Number, factor: Interval) -> Number:
+    interval = number.interval * factor
+    return replace(number, value=interval.middle, last_place=interval.high - interval.low, filler=0)
+
+
+def _factor(suffix: str, column: AuditColumn, what: str) -> Interval | None:
+    """Return the factor from a cell's unit or suffix to its column's unit; None for none.
 
     Raises ConfigurationError for a unit or suffix that the column cannot have.
     """
     dimension, unit = column.meaning.dimension, _unit(column, suffix)
     own = column.unit or DEFAULT_UNITS.get(dimension, "")
     if unit and unit != own and dimension != "share":
-        ratio = scale(dimension, unit).over(scale(dimension, own))
-        digits = next((n for n in range(-12, 13) if ratio == Interval.exactly(Fraction(10) ** n)), None)
-        if digits is None:
-            raise ConfigurationError(f"{what} is in {unit}, but the column in {own}; write one unit in all rows")
-        return f"e{digits}"
+        return scale(dimension, unit).over(scale(dimension, own))
     if not unit and suffix in _SUFFIXES and dimension in ("rate", "number"):
-        return _SUFFIXES[suffix]
+        return Interval.exactly(_SUFFIXES[suffix])
     refused = bool(suffix) if dimension in SCALES else suffix in (*_SUFFIXES, "%")
     if not unit and refused and dimension != "share":
         raise ConfigurationError(f"{what} has a suffix that its column cannot have; write the number in full")
     title = _MULTIPLE.search(column.name) if dimension == "rate" else None
-    return ("e6" if (title[1] or title[2])[0] in "Mm" or title[1] == "1e6" else "e3") if title else ""
+    is_million = title is not None and ((title[1] or title[2])[0] in "Mm" or title[1] == "1e6")
+    return Interval.exactly(1e6 if is_million else 1e3) if title else None
 
 
-def _range(plain: str, spread: re.Match[str], factor: str, column: AuditColumn) -> PrintedCell:
+def _range(plain: str, spread: re.Match[str], column: AuditColumn) -> PrintedCell:
     """Return a range such as ``10-12``, or a figure with its spread; without a number in a column of settings."""
-    first, last = (printed(text.lstrip("+") + factor).numbers for text in (spread[1], spread[3]))
+    first, last = (printed(text.lstrip("+")).numbers for text in (spread[1], spread[3]))
     numbers: tuple[Number, ...] = ()
     if first and last and not column.meaning.exact:
         low, high = first[0].value, last[0].value

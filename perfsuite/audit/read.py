@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfsuite.audit.cells import cell, with_unit
-from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
+from perfsuite.audit.table import TOTAL_NAMES, AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
@@ -27,6 +27,13 @@ from perfsuite.published.records import (
 
 _WORD = re.compile(r"[^\W\d_]{2}")
 """A text that is a setting or a remark, and not a figure."""
+
+_SUMMARY = re.compile(
+    r"(?:overall |geo\w*[ -]?)?(?:averages?|avg|means?|medians?|total|sum|max(?:imum)?|min(?:imum)?|std\w*|p\d\d)\b"
+    r"[.:]?(?:\s?\(.*\)| (?:of|over) .*)?|平均.{0,2}|总计|合计|最大.?|最小.?|中位数|标准差",
+    re.IGNORECASE,
+)
+"""The first cell of a row that summarises other rows."""
 
 
 def tables_of(report: PublishedReport) -> list[AuditTable]:
@@ -211,10 +218,15 @@ def _grid_table(
     }
     for column in columns.values():
         _require_one_share(column, [row[header.index(column.name)] for row in body if len(row) == len(header)], path)
-    rows = []
+    rows, summaries = [], []
+    has_totals = any(column.role in (*PARTS, "whole", "share") for column in columns.values())  # rules check them
     for index, cells in enumerate(body):
         if len(cells) > len(header):
             raise ConfigurationError(f"{path}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
+        first = next(filter(None, cells))
+        if _SUMMARY.fullmatch(first) and not (has_totals and first.lower() in TOTAL_NAMES):
+            summaries.append(f"row {index + 1} ({first})")
+            continue
         for at, title in enumerate(header[: len(cells)] if index else []):  # cells that were merged downwards
             if cells[at] or title not in roles or roles[title].meaning.kind != "configuration":
                 break
@@ -233,7 +245,9 @@ def _grid_table(
                 index={name: index},
             )
         )
-    return AuditTable(name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts)
+    return AuditTable(
+        name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts, summaries=tuple(summaries)
+    )
 
 
 def _side_by_side(table: AuditTable) -> Iterator[AuditTable]:

@@ -124,6 +124,7 @@ class AuditTable:
     rows: tuple[Row, ...]
     facts: Mapping[str, Fact] = field(default_factory=dict)  # Facts of every row by role.
     simulated: bool = False  # Measured on a simulated device, whose times repeat exactly.
+    summaries: tuple[str, ...] = ()  # Names of left out rows, such as means of the others.
     run_set: str = ""  # Tables of one run set describe the same runs, row by row.
 
     def of_role(self, *roles: str) -> tuple[AuditColumn, ...]:
@@ -340,6 +341,7 @@ def _same(text: str) -> str:
 
 Severity = Literal["contradiction", "mislabel", "note"]
 
+TOTAL_NAMES = frozenset({"total", "sum", "总计", "合计"})  # Texts of a row that is the sum of the others.
 LAST_DIGIT = Fraction(1, 100)
 """Largest relative miss of an identity that counts as careless rounding: a note without a label."""
 

@@ -148,6 +148,8 @@ def _lines(audited: _Audited) -> Iterator[str]:
         label = f"[{own.judgement.label if own else derived_label(audited.findings, table.name)}{basis}]"
         if findings or rules:
             yield f"  {table.name} {label}, {rules} of {len(RULES)} rules apply, {_count(findings)}"
+        if table.summaries:
+            yield f"    not checked, as they summarise other rows: {', '.join(table.summaries)}"
         groups = dict.fromkeys((finding.severity, finding.rule, finding.label) for finding in findings)
         for severity, rule, implied in groups:
             yield f"    {severity}: {rule}{f' -> {implied}' if implied else ''}"
@@ -183,6 +185,7 @@ def _json(audited: _Audited) -> dict[str, Any]:
                 "table": table.name,
                 "label": judged[table.name].judgement.label if table.name in judged else None,
                 "derived_label": derived_label(audited.findings, table.name),
+                "summaries": list(table.summaries),
                 "rules_applied": [rule.name for rule in RULES if applicable(rule, table)],
                 "findings": [
                     {

@@ -177,6 +177,8 @@ class CudaDevice(Accelerator):
             "NCCL_DEBUG": ("(?i)(info|trace|abort)$", "debug log of NCCL"),
             "TORCH_NCCL_BLOCKING_WAIT": ("(?i)[1ty]", "blocking waits of NCCL"),
             "TORCH_NCCL_DESYNC_DEBUG": ("(?i)[1ty]", "debug mode of NCCL groups"),
+            "TORCH_NCCL_NAN_CHECK": ("(?i)[1ty]", "check of NCCL operations for NaN"),
+            "NCCL_PROFILER_PLUGIN": (r"(?!none)[^\0]", "profiler plugin of NCCL"),
             "TORCH_NCCL_ENABLE_TIMING": ("(?i)[1ty]", "timing of each NCCL operation"),
             "CUDNN_LOGINFO_DBG": ("[1-9]", "log of cuDNN"),
             "CUDNN_LOGLEVEL_DBG": ("[2-9]", "log of cuDNN"),

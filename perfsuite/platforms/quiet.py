@@ -174,6 +174,8 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "PYTHONMALLOC": ("debug$", "debug allocator of Python"),
         "MALLOC_PERTURB_": (_ON, "debug setting of the C allocator"),
         "GLIBC_TUNABLES": (r".*glibc\.malloc\.(perturb|check)=[^0]", "debug setting of the C allocator"),
+        "HEAPPROFILE": (r"[^\0]", "heap profile of tcmalloc"),
+        "PYTHONASYNCIODEBUG": (r"[^\0]", "debug mode of asyncio"),
         "TORCH_COMPILE_DEBUG": (_ON, "debug mode of torch.compile"),
         "TORCH_LOGS": (r".*(\+|all|distributed|c10d)", "debug log of torch"),
         "ONEDNN_VERBOSE": (_ON, "log of oneDNN"),
@@ -189,7 +191,8 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 """By name: pattern of the values that slow a process (matched from the start), and the feature they turn on."""
 _LIBRARIES = re.compile(
     r"/(lib(?:asan|tsan|ubsan|msan|lsan|hwasan|c_malloc_debug|efence|duma|dmalloc|heaptrack_\w+|memray\w*|mtrace"
-    r"|profiler\.|tcmalloc(?:_minimal)?_debug|tcmalloc_and_profiler|bytehound)"
+    r"|faketime\w*|darshan|scorep\w*|TAU\w*|\w*mpitrace|hpcrun|map-sampler|profiler\."
+    r"|tcmalloc(?:_minimal)?_debug|tcmalloc_and_profiler|bytehound)"
     r"|clang_rt\.\w*san|vgpreload|libToolsInjection|libcupti_injection|libscalene)[^/ ]*$",
     re.MULTILINE,
 )

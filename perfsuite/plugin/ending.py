@@ -12,6 +12,7 @@ import pytest
 
 from perfsuite.base.errors import PerfsuiteError, first_line
 from perfsuite.plugin import collisions
+from perfsuite.plugin.gate_options import without_tests
 from perfsuite.plugin.options import SHOWN
 from perfsuite.plugin.state import suite_key, suite_of
 
@@ -159,8 +160,8 @@ def tell(session: pytest.Session) -> None:
     suite, stash = session.config.stash.get(suite_key, None), session.config.stash
     lost = suite.session.journal_problem if suite is not None and suite.session is not None else ""
     elsewhere = suite.journal_elsewhere if suite is not None and not lost else ""
-    if elsewhere:
-        _print(session.config, f"perfsuite: {elsewhere}", bad=False)
+    for line in filter(None, [elsewhere, *without_tests(session.config)]):
+        _print(session.config, f"perfsuite: {line}", bad=False)
     for line in filter(None, [lost, *stash.get(problems_key, [])]):
         _print(session.config, f"perfsuite: error: {line}", bad=True)
 

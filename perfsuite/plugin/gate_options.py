@@ -189,8 +189,10 @@ _NEEDS_CASES: Mapping[str, str] = MappingProxyType(
         "--perf-expect": "judged",
         "--perf-update": "stored",
         "--perf-accept": "stored",
+        "--perf-expect-devices": "checked",
+        "--perf-project": "projected",
         **dict.fromkeys(
-            ("--perf-history", "--perf-html", "--perf-report", "--perf-summary", "--perf-trace"),
+            ("--perf-history", "--perf-html", "--perf-journal", "--perf-report", "--perf-summary", "--perf-trace"),
             "written",
         ),
     }
@@ -203,6 +205,12 @@ def asked_on_the_command_line(config: pytest.Config) -> list[str]:
     words = {str(argument).partition("=")[0] for argument in config.invocation_params.args}
     asked = [name for name in _NEEDS_CASES if name in words]
     return [name for name in asked if collisions.option(config, name[2:].replace("-", "_")) not in (None, False)]
+
+
+def without_tests(config: pytest.Config) -> list[str]:
+    """Return a line for each option on the command line that has no effect because this run starts no test."""
+    asked = [] if runs_tests(config) else asked_on_the_command_line(config)
+    return [f"{name}: this command runs no test, so nothing is {_NEEDS_CASES[name]}" for name in asked]
 
 
 def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:

@@ -192,8 +192,8 @@ def _style(config: pytest.Config) -> str:
 
 
 def _write_report(config: pytest.Config, path: Path) -> str:
-    record, missing = config.stash.get(ending.record_key, None), config.stash[ending.missing_key]
-    if record is None or not (record.results or missing):
+    record = config.stash.get(ending.record_key, None)
+    if record is None:
         return ""
     from perfsuite.base.writing import write_file
     from perfsuite.reports.stored import Recording

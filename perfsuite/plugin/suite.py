@@ -303,7 +303,11 @@ class Suite:
                 path = folder / f"journal-{session.id}.jsonl"
                 self.journal_elsewhere = f"the journal of this run is {path}: {why_not}" if why_not else ""
             session.journal = JournalWriter(
-                path, header, functools.partial(other_places, root, path), self.signals.held
+                path,
+                header,
+                functools.partial(other_places, root, path),
+                self.signals.held,
+                keeps_always=self.settings.journal is not None,
             )
 
     @contextlib.contextmanager

@@ -41,10 +41,12 @@ class JournalWriter:
         header: Header,
         elsewhere: Callable[[], Iterator[Path]] = lambda: iter(()),
         uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        *,
+        keeps_always: bool = False,
     ) -> None:
         """Raises JournalError, and leaves no file, when the file exists or cannot be made.
 
-        ``uninterrupted`` holds signals back while a line is written.
+        ``uninterrupted`` holds signals back while a line is written; ``keeps_always`` keeps a journal without a case.
         """
         self.path = path
         self.trouble = ""  # Why the first place was given up; empty while it is in use.
@@ -56,7 +58,7 @@ class JournalWriter:
         self._end = 0  # Its bytes.
         self._environment: Mapping[str, Any] = {}  # Of the last result in the file.
         self._descriptor = -1
-        self._is_worth_keeping = False
+        self._is_worth_keeping = keeps_always
         self._lines.append({"header": to_json(header)})
         try:
             self._begin(path)
@@ -96,7 +98,7 @@ class JournalWriter:
         self._add({"projected": to_json(record)})
 
     def skip(self, case: str, reason: str) -> None:
-        """Add a case that was skipped; a journal of nothing else is not kept."""
+        """Add a case that was skipped; of nothing else no journal is kept, unless ``keeps_always``."""
         self._add({"skip": {"case": case, "reason": reason}})
 
     def judged(self, gate: GateRecord) -> None:

@@ -23,6 +23,7 @@ import re
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -68,7 +69,7 @@ class Setting:
 class _Names:
     """Objects by owner and name; unequal if one was replaced or a class of both has a new name."""
 
-    def __init__(self, owners: Mapping[Any, Mapping[str, Any]]) -> None:
+    def __init__(self, owners: Mapping[Any, Mapping[Any, Any]]) -> None:
         self._kept = owners
 
     def __eq__(self, other: object) -> bool:
@@ -80,7 +81,7 @@ class _Names:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _are_same(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _are_same(owner: Any, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> bool:
     if [*before] == [*now] and all(map(operator.is_, before.values(), now.values())):
         return True
     names = before.keys() | now.keys() if isinstance(owner, type) else before.keys() & now.keys()
@@ -100,8 +101,11 @@ def _is_wrapped(old: Any, new: Any) -> bool:
 
 def _functions() -> _Names:
     modules = [torch, torch.nn.functional, torch.autograd, dist, distributed_c10d, _functional_collectives]
-    modules += [builtins, os, socket, threading, time, *filter(None, [sys.modules.get("numpy")])]
-    classes = [torch.Tensor, torch.utils.data.DataLoader, *_classes(torch.nn.Module), *_classes(torch.optim.Optimizer)]
+    modules += [torch.linalg, torch.cuda, torch.utils.checkpoint, torch.utils.data, torch.nn.init, torch.nn.utils]
+    modules += [builtins, os, random, socket, subprocess, threading, time, *filter(None, [sys.modules.get("numpy")])]
+    classes = [torch.Tensor, torch.utils.data.DataLoader, dist.ProcessGroup, threading.Thread, subprocess.Popen]
+    bases = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.utils.data.Sampler)
+    classes += [each for base in bases for each in _classes(base)]
     return _Names({owner: dict(vars(owner)) for owner in (*modules, *classes)})
 
 
@@ -114,9 +118,9 @@ def _classes(base: type) -> Iterator[type]:
 
 
 def _loggers() -> _Names:
-    """Return the level of every logger and whether it is disabled; a new logger is not a change."""
-    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
-    return _Names({logger: {"level": logger.level, "disabled": logger.disabled} for logger in loggers})
+    """Return the level, switches and number of handlers of every logger; a new logger is not a change."""
+    logs = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    return _Names({log: dict(enumerate((log.level, log.disabled, log.propagate, len(log.handlers)))) for log in logs})
 
 
 def _attribute(path: str, *, recorded: bool = True, puts: bool = True) -> Setting:
@@ -144,6 +148,11 @@ def _numpy_random() -> Any:
     return (state[0], state[1].tobytes(), *state[2:])
 
 
+def _numpy_settings() -> Any:
+    numpy = sys.modules.get("numpy")
+    return numpy and (numpy.geterr(), numpy.geterrcall(), numpy.getbufsize(), str(numpy.get_printoptions()))
+
+
 def _put_numpy_random(state: Any) -> None:
     numpy = sys.modules["numpy"]
     numpy.random.set_state((state[0], numpy.frombuffer(state[1], dtype=numpy.uint32), *state[2:]))
@@ -159,14 +168,15 @@ def _kernel() -> tuple[Any, ...]:
     """Return attributes of the process in the kernel, and the files that are its standard streams."""
     attributes = [Path("/proc/self", name).read_text() for name in ("timerslack_ns", "oom_score_adj", "cgroup")]
     streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
-    return (*_of_status("THP_enabled:", "NoNewPrivs:", "Seccomp:", "Mems_allowed_list:"), *attributes, *streams)
+    return (*_of_status("THP_enabled", "NoNewPrivs", "Seccomp", "Mems_allowed_list:", "VmLck"), *attributes, *streams)
 
 
 def _hooks() -> tuple[Any, ...]:
     """Return the numbers of global hooks of modules and optimizers and of entered modes and transformations."""
     globals_ = [*vars(torch.nn.modules.module).items(), *vars(optimizer).items()]
     kept = [len(value) for name, value in globals_ if name.startswith("_global") and isinstance(value, dict)]
-    stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
+    stacks: tuple[Any, ...] = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
+    stacks += (str(torch._C._dispatch_tls_local_include_set()), str(torch._C._dispatch_tls_local_exclude_set()))
     level = torch._C._functorch.maybe_current_level()
     return (*kept, *stacks, level, torch._C._autograd._top_saved_tensors_default_hooks(True) is None)
 
@@ -193,7 +203,7 @@ def _interpreter() -> tuple[Any, ...]:
     calls: list[Callable[[], Any]] = [sys.getrecursionlimit, sys.getswitchinterval, sys.gettrace, sys.getprofile]
     calls += [sys.getdlopenflags, threading.gettrace, threading.getprofile, threading.stack_size]
     calls += [tracemalloc.is_tracing, faulthandler.is_enabled, socket.getdefaulttimeout]
-    calls += [torch.multiprocessing.get_sharing_strategy]
+    calls += [torch.multiprocessing.get_sharing_strategy, sys.get_coroutine_origin_tracking_depth]
     starts = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     hooks = (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stdout, sys.stderr)
     return (starts, *hooks, *(call() for call in calls))
@@ -258,8 +268,8 @@ SETTINGS: tuple[Setting, ...] = (
             *("cudnn.enabled", "cudnn.benchmark_limit", "cuda.matmul.allow_fp16_reduced_precision_reduction"),
             *("cuda.matmul.allow_bf16_reduced_precision_reduction", "cuda.matmul.allow_fp16_accumulation"),
             *("fp32_precision", "mkldnn.enabled", "mkldnn.deterministic", "mkldnn.matmul.fp32_precision"),
-            *("opt_einsum.enabled", "quantized.engine", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
-            *("cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
+            *("opt_einsum.enabled", "opt_einsum.strategy", "quantized.engine", "mkldnn.conv.fp32_precision"),
+            *("mkldnn.rnn.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
         )
     ),
     *(
@@ -300,17 +310,17 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(name="random numbers of Python", read=random.getstate, put=random.setstate, loads=False),
     Setting(name="random numbers of NumPy", read=_numpy_random, put=_put_numpy_random, loads=False),
-    Setting(name="numpy.seterr", read=lambda: sys.modules["numpy"].geterr() if "numpy" in sys.modules else None),
+    Setting(name="settings of NumPy", read=_numpy_settings),
     Setting(
         name="garbage collector",
-        read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count() > 0),
         is_recorded=True,
     ),
     Setting(name="callbacks of the garbage collector", read=lambda: tuple(map(id, gc.callbacks))),
     Setting(name="environment variables", read=lambda: dict(os.environ)),
     Setting(name="working directory", read=os.getcwd),
     Setting(name="import path", read=lambda: (frozenset(sys.path), [*sys.meta_path], [*sys.path_hooks]), loads=False),
-    Setting(name="umask and signals", read=lambda: _of_status("Umask:", "SigBlk:", "SigIgn:")),
+    Setting(name="umask and signals", read=lambda: _of_status("Umask:", "SigBlk:", "SigIgn:", "NSpgid:", "NSsid:")),
     Setting(name="attributes of the process", read=_kernel),
     Setting(name="timers", read=lambda: [signal.getitimer(which)[0] > 0 for which in range(3)]),
     Setting(name="signal handlers", read=lambda: {each: signal.getsignal(each) for each in signal.valid_signals()}),

@@ -44,7 +44,7 @@ _GRACE_S, _GRACE = 5e-4, 0.05  # Time for a thread to end after it sent its resu
 
 
 class Started:
-    """Notes starts by the thread of the iterations, while it is entered."""
+    """Notes starts by the thread of the iterations and by threads that it started, while it is entered."""
 
     def __init__(self, name: str) -> None:
         """``name`` names the workload in errors."""
@@ -83,7 +83,10 @@ class Started:
 
     def _is_caller(self) -> bool:
         """Return False in other threads, and in forked processes, which keep the replaced methods."""
-        return self._caller == (os.getpid(), threading.get_ident())
+        pid, thread = self._caller
+        if os.getpid() != pid or threading.get_ident() == thread:
+            return os.getpid() == pid
+        return any(made is threading.current_thread() for made, _ in self._made)
 
     def _note(self, made: Any, goes_on: Callable[[Any], bool]) -> None:
         if self._is_caller():
