@@ -12,9 +12,10 @@ from perfsuite.cli import main as cli
 from test_correctness.helpers.stored_files import case, offer, run_of
 
 
-def run(session, days_old=0.0):
+def run(session, days_old=0.0, median_s=0.01):
     time = datetime.now(timezone.utc) - timedelta(days=days_old)
-    return run_of(session, time=time.isoformat(timespec="seconds"), quantiles_s=(0.0098, 0.0099, 0.01, 0.0101, 0.0102))
+    quantiles_s = tuple(median_s * factor for factor in (0.98, 0.99, 1.0, 1.01, 1.02))
+    return run_of(session, time=time.isoformat(timespec="seconds"), quantiles_s=quantiles_s)
 
 
 @pytest.fixture

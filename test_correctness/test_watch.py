@@ -10,8 +10,8 @@ from perfsuite.record.step import DeviceLook
 from perfsuite.record.workload import Budget
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.runtime.assembly import Deadline, DeviceWatch
+from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks.timer import Timer
-from perfsuite.runtime.transports.base import TIMING
 from test_correctness.test_metrics import measured
 
 
