@@ -105,9 +105,15 @@ def test_the_count_printed_is_that_of_the_file(tmp_path, capsys, form, count):
 
 
 def test_a_baseline_gives_its_newest_runs(tmp_path, capsys):
-    path = offer(tmp_path, "it", run("a", days_old=3, median_s=0.02), run("b", median_s=0.01))
-    (row,) = json.loads(exported(capsys, path, "json"))["rows"]
-    assert ("t.py::it", 0.01, "b", 1) == (row["case"], row["value"], row["session"], row["ranks"])
+    path = offer(tmp_path, run("a", days_old=3, median_s=0.02), run("b", median_s=0.01), name="it").path
+    row, latency = json.loads(exported(capsys, path, "json"))["rows"]
+    assert ("test_x.py::test_it[cpu-ws2-1KiB]", 0.01, "b", 2) == (
+        row["case"],
+        row["value"],
+        row["session"],
+        row["ranks"],
+    )
+    assert ("latency_us", 1e4, "b") == (latency["metric"], latency["value"], latency["session"])
 
 
 def test_what_cannot_be_exported_says_why(tmp_path, capsys, results):
