@@ -95,6 +95,7 @@ def test_a_failing_rank_is_named_and_the_next_case_runs(either, function, argume
     assert len(either.run(job(steps.add_up, 3)).times_s) >= 3
 
 
+@pytest.mark.extended
 def test_a_hang_is_named_with_its_stack_within_the_limit(either):
     """An agent answers while its worker hangs."""
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=1.5)
@@ -138,6 +139,7 @@ def killing_its_agent(rank, agent_pid):
     return run
 
 
+@pytest.mark.extended
 def test_an_agent_lost_during_a_case_ends_the_case(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch, preload=PRELOAD) as run:
         driver = run.driver()

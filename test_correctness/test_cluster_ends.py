@@ -39,6 +39,7 @@ def loss(transport):
     return events[0].text.partition(";")[0]
 
 
+@pytest.mark.extended
 def test_agents_that_are_dismissed_end_before_the_driver_and_leave_nothing(tmp_path, monkeypatch):
     with launched(3, tmp_path, monkeypatch) as run:
         run.transport.acquire(3, fresh=False, env={}, deadline_s=60)
@@ -55,6 +56,7 @@ def test_agents_that_are_dismissed_end_before_the_driver_and_leave_nothing(tmp_p
     assert list((tmp_path / f"perfsuite-{os.getuid()}").iterdir()) == [], "the key of the launch is removed"
 
 
+@pytest.mark.extended
 def test_agents_beside_the_driver_are_the_runs_own_whatever_launched_them(tmp_path, monkeypatch):
     """Their core time is nobody else's; mpirun and srun set none of the variables that torchrun does."""
     with launched(3, tmp_path, monkeypatch) as run:
@@ -80,6 +82,7 @@ def test_several_hosts_use_the_key_and_keep_their_logs_to_themselves(tmp_path, m
         assert list(tmp_path.glob("perfsuite-agent-*")) == []
 
 
+@pytest.mark.extended
 def test_a_killed_agent_is_named_once_and_its_workers_end(tmp_path, monkeypatch):
     with launched(3, tmp_path, monkeypatch) as run:
         transport = run.transport
@@ -213,6 +216,7 @@ def lively(monkeypatch):
     monkeypatch.setattr(exchange, "SILENCE_S", 2.5)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("lively")
 @pytest.mark.parametrize(
     ("hosts", "why"),
@@ -259,6 +263,7 @@ transport.close()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("with_agent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
     environ = environ_of(0, 2, tmp_path)
@@ -308,6 +313,7 @@ def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):
         assert loss(run.transport).endswith("is lost: its launcher is gone")
 
 
+@pytest.mark.extended
 def test_a_killed_driver_leaves_nothing_behind(tmp_path):
     environ = environ_of(0, 3, tmp_path)
     driver = start(DRIVER, environ, str(tmp_path / "logs"))

@@ -127,6 +127,7 @@ def test_pytest_under_mpirun(tmp_path):
     assert "3 passed, 1 skipped" in output
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("launcher", "rank_1"),
     [

@@ -56,6 +56,7 @@ def test_silence_sends_nothing(driver, method):
     assert {"shaped": 1.0, "ranks": 2.0} == records(run(driver, LonelyAttention(method=method), "cp2"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", ["die", pytest.param("hang", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["zigzag", pytest.param("ulysses", marks=pytest.mark.slow)])
 def test_a_rank_lost_in_attention_is_named_and_the_next_case_runs(driver, method, fault):

@@ -182,6 +182,7 @@ def test_wrong_rounds_are_refused(wrong):
         PairRounds(message_bytes=1024, **wrong)
 
 
+@pytest.mark.extended
 def test_ranks_send_in_rounds_and_every_message_is_checked(tmp_path):
     with local_driver(tmp_path) as driver:
         workload = PairRounds(message_bytes=4096, rounds=2)

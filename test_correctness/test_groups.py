@@ -121,6 +121,7 @@ def test_a_mesh_over_gloo_makes_no_group_of_its_own_where_there_is_cuda(driver):
     assert {"same": 1} == run(driver, 2, mesh="dp2", function=several.mesh_beside_cuda)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", [{"groups": 1}, {"mesh": "dp2-tp2", "axes": "tp"}], ids=str)
 def test_groups_that_a_case_made_end_with_it(driver, case):
     run(driver, 4)
@@ -130,6 +131,7 @@ def test_groups_that_a_case_made_end_with_it(driver, case):
     assert driver._generation == before + 1
 
 
+@pytest.mark.extended
 def test_no_rank_of_a_case_with_processes_of_its_own_serves_another(driver):
     own = processes(run(driver, 3, workload=OfItsOwn), 0, 1, 2)
     run(driver, 1)

@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("strategy", "dtype"),
     [

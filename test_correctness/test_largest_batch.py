@@ -300,6 +300,7 @@ def test_running_out_of_memory_is_told_and_the_next_case_runs(driver):
     assert driver.run(Job(workload=FunctionWorkload(function=steps.add_up), world_size=1, budget=ONCE)).smoke
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("others", ["wait", "fail"])
 def test_one_rank_that_runs_out_of_memory_is_the_cause_of_what_others_do(driver, family, others):
     if family.name != "cpu":

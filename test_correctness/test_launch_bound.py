@@ -86,6 +86,7 @@ def session(tmp_path_factory):
             yield session
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("workload", "name", "bound"),
     [

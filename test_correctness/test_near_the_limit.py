@@ -65,6 +65,7 @@ def _allocates(rank):
     return CallableStep(lambda: block.add_(1.0))
 
 
+@pytest.mark.extended
 def test_the_peak_of_a_case_is_without_the_yardstick(session):
     peaks = [
         found(session, FunctionWorkload(function=_allocates), "latency_us", yardstick=yardstick)[1]

@@ -90,6 +90,7 @@ def test_they_live_as_long_as_their_worker_which_is_replaced_for_the_next_case(d
     assert gone(tmp_path)
 
 
+@pytest.mark.extended
 def test_those_of_a_hung_worker_end_with_it(driver, tmp_path):
     budget = Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5)
     with pytest.raises(RanksFailed, match="hung"):

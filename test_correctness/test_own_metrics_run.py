@@ -156,6 +156,7 @@ class Machine:
         return measurement(job, times, records=records)
 
 
+@pytest.mark.extended
 def test_more_memory_and_less_bandwidth_fail_the_gate_and_are_everywhere(pytester, monkeypatch, capsys):
     own_machine = Machine()
     own_repo = repository(pytester, monkeypatch, TESTS, own_machine)

@@ -182,6 +182,7 @@ def needs(kind, stage, micro_batch):
     return [("forward", stage, micro_batch), *after]
 
 
+@pytest.mark.extended
 def test_actions_last_as_long_as_their_sleep(driver):
     measurement = run(driver, EmulatedPipeline(mesh="pp2", schedule="zbv", num_micro_batches=3, action_ms=20))
     for event in measurement.timeline.events:
@@ -254,6 +255,7 @@ class TwoHosts(LocalTransport):
         return dataclasses.replace(super().place(slot), host=f"host{slot}", local_rank=0, local_world_size=1)
 
 
+@pytest.mark.extended
 def test_ranks_of_several_hosts_have_one_timeline(tmp_path):
     transport = TwoHosts(start_method="fork", preload=("torch",), log_directory=tmp_path)
     driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
@@ -289,6 +291,7 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(driver)
 # -- faults ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("schedule", "culprit"), [("1f1b", 1), ("zbv", 2)])
 def test_a_stage_that_raises_is_named_and_the_next_case_runs(driver, schedule, culprit):
     case = pipeline_faults.FaultyStage(
@@ -303,6 +306,7 @@ def test_a_stage_that_raises_is_named_and_the_next_case_runs(driver, schedule, c
     assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke
 
 
+@pytest.mark.extended
 def test_out_of_memory_stays_what_it_is(driver):
     case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=1, fault="memory")
     with pytest.raises(OutOfMemory):

@@ -125,6 +125,7 @@ def assert_no_traceback(output):
         assert word not in output, output
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "numbers",
     [

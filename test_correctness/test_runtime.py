@@ -59,6 +59,7 @@ def test_the_store_of_a_local_run_is_out_of_reach_of_other_hosts(driver):
             socket.create_connection((mine, port), timeout=30)
 
 
+@pytest.mark.extended
 def test_a_further_build_of_a_case_keeps_its_processes_and_groups(driver):
     case = job(steps.meshed, 4, fresh=True, shape=MeshShape.parse("dp2-tp2"))
     first, kept, formed = driver.run(case), pids_of(driver), driver._generation

@@ -102,6 +102,7 @@ def test_the_largest_batch_of_a_small_memory_is_one_that_can_be_timed(tmp_path, 
     assert 1 <= found.value < 64
 
 
+@pytest.mark.extended
 def test_a_barrier_never_comes_first_in_the_group_of_a_case(session):
     """mccl would guess the device: rank % devices, which on the second of two hosts is another rank's."""
     run(session, of(ranks.waits_first, alone=False), 2)
@@ -109,6 +110,7 @@ def test_a_barrier_never_comes_first_in_the_group_of_a_case(session):
         run(session, of(ranks.waits_first, alone=True), 2)
 
 
+@pytest.mark.extended
 def test_streams_of_groups_are_used_again(session):
     results = [run(session, of(steps.queue_of_messages), size) for size in (2, 3) * 2]
     streams = [

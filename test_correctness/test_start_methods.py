@@ -112,6 +112,7 @@ def test_a_killed_worker_has_ended_before_the_next_one_of_its_slot_starts(tmp_pa
     assert [] == alive
 
 
+@pytest.mark.extended
 def test_a_request_may_be_larger_than_the_buffer_of_a_socket(tmp_path):
     env = {f"PERFSUITE_TEST_{number}": str(number) * 100_000 for number in range(5)}
     with opened(tmp_path) as transport:

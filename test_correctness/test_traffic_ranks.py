@@ -94,6 +94,7 @@ def test_fsdp_gathers_what_it_freed(driver, reshard):
     assert (3, 2 * BLOCK + REST) == found["dp", "reduce_scatter", "data"]
 
 
+@pytest.mark.extended
 def test_copies_of_what_is_spread_are_summed(driver):
     found = posted(driver, step("dp_replicate2-dp_shard2", strategy="fsdp"))
     assert (3, (2 * BLOCK + REST) // 2) == found["dp_replicate", "all_reduce", "data"]
@@ -115,6 +116,7 @@ def test_a_pipeline_of_tensor_parallel_stages(driver, tp):
     assert (2 + 1, 2 * WHOLE // tp + 4 * 512 * 128 // tp) == found["pp", "send", "pipeline"]
 
 
+@pytest.mark.extended
 def test_uneven_rows_are_exact_over_all_ranks(driver):
     found = run(driver, step("ep2", model="moe-tiny"), "ep2")
     (rows,) = (each for each in found.traffic if each.collective == "all_to_all")

@@ -55,6 +55,7 @@ def test_a_step_is_checked_and_its_parts_are_told_apart(driver, world_size, case
     assert sum(span.time_s for span in measurement.spans) == pytest.approx(measurement.median_s, rel=1e-12)
 
 
+@pytest.mark.extended
 @DEEPSPEED
 def test_deepspeed_runs_between_other_cases(driver):
     ddp = TrainStep(model="gpt2-tiny", strategy="ddp")
@@ -65,11 +66,13 @@ def test_deepspeed_runs_between_other_cases(driver):
     assert run(driver, ddp, 2, budget=ONCE).process == "reused"
 
 
+@pytest.mark.extended
 def test_copies_of_what_is_spread(driver):
     hybrid = TrainStep(strategy="fsdp", mesh="dp_replicate2-dp_shard2", **as_its_twin("gpt2-tiny"))
     assert records(run(driver, hybrid, 4, budget=ONCE))["parity_error"] <= 1e-5
 
 
+@pytest.mark.extended
 def test_generated_files_are_read_by_loaders_that_end_with_the_case(driver, tmp_path, monkeypatch):
     workload = TrainStep(model="latte-tiny", data="generated", dataset_samples=16, num_workers=1)
     measurement = run(driver, workload, 1)

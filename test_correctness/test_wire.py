@@ -228,6 +228,7 @@ def test_a_driver_that_does_not_know_the_key_gets_no_agent(pool, monkeypatch):
             agent.result(60)
 
 
+@pytest.mark.extended
 def test_taken_ports_are_passed_over_by_both_sides(pool, monkeypatch):
     monkeypatch.setattr(door, "HANDSHAKE_S", 1.0)
     launch = between_hosts()
@@ -330,6 +331,7 @@ def test_frames_that_come_with_the_welcome_are_kept(pool):
         other.close()
 
 
+@pytest.mark.extended
 def test_ranks_that_do_not_come_are_named(pool):
     launch = a_launch(world_size=8)
     gathered = gathering(pool, launch, deadline_s=3.0)
@@ -346,6 +348,7 @@ def test_ranks_that_do_not_come_are_named(pool):
         stranger.result(60)
 
 
+@pytest.mark.extended
 def test_agents_of_another_launch_or_with_a_taken_rank_are_refused(pool):
     launch = between_hosts(world_size=3)
     gathered = gathering(pool, launch)
