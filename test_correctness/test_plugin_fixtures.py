@@ -58,6 +58,10 @@ REFUSED = [
         "perf(type('Bare', (Workload,), {'work': None, 'build': None}))",
         "Bare is not a dataclass, so its parameters are unknown; write @dataclass(frozen=True, kw_only=True)*",
     ),
+    (
+        "def bare(): pass\n    perf(bare)",
+        "each rank calls *.bare(rank), but it is defined as bare(): too many positional arguments",
+    ),
     ("perf(42)", "perf was given 42, which is neither a workload nor a function at module level*"),
     (
         "perf(Sum(), side=3)",

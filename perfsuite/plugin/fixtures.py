@@ -179,6 +179,13 @@ def make_workload(subject: Any, parameters: Mapping[str, Any]) -> Workload:
     if isinstance(subject, type) and issubclass(subject, Workload):
         return make_workload(subject(**parameters), {})
     if inspect.isfunction(subject):
+        signature = inspect.signature(subject, follow_wrapped=False)
+        try:
+            signature.bind("rank", **parameters)
+        except TypeError as error:
+            call = ", ".join(["rank", *(f"{each}=..." for each in parameters)])
+            defined = f"it is defined as {subject.__name__}{signature}: {error}"
+            raise InvalidParameter(f"each rank calls {subject.__qualname__}({call}), but {defined}") from None
         return FunctionWorkload(function=subject, arguments=parameters)
     if isinstance(subject, functools.partial):
         if subject.args:
