@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import repository
 
 FORKS = """
@@ -55,6 +56,14 @@ def pytest_pyfunc_call(pyfuncitem):
         raise errors[0]
     return True
 """
+TWICE = """
+def pytest_collection(session):
+    items = session.perform_collect()
+    session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+    session.config.hook.pytest_collection_finish(session=session)
+    return True
+"""
+"""As --looponfail of pytest-xdist does: perform_collect has called both hooks."""
 TESTS = "def test_perf(perf):\n    perf(step)\n\ndef test_plain():\n    pass\n"
 
 
@@ -68,6 +77,12 @@ def test_a_case_in_a_process_or_thread_of_another_plugin_is_refused(pytester, mo
     found.stdout.fnmatch_lines([f"perf was called in a {where} that a plugin such as pytest-forked*-m 'not perf'*"])
     assert "cases kept" not in found.stdout.str() + found.stderr.str()
     assert repo.driver.timed() == []
+
+
+def test_a_collection_that_is_finished_twice_opens_one_journal(pytester, monkeypatch):
+    found = repository(pytester, monkeypatch, TESTS, conftest=TWICE).run("--perf-journal=j.jsonl")
+    found.assert_outcomes(passed=2)
+    assert list(read_journal(pytester.path / "j.jsonl").results) == ["test_it.py::test_perf[cpu]"]
 
 
 def test_tracebacks_of_other_tests_have_no_frames_of_the_plugin(pytester, monkeypatch):

@@ -102,9 +102,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     """Open the journal and the outputs for the selected cases, and start the gate.
 
-    pytest calls this also after an error or Ctrl-C in the collection: nothing will run then.
+    pytest calls this also after an error or Ctrl-C in the collection: nothing will run then. ``--looponfail`` of
+    pytest-xdist calls it twice.
     """
-    if not session.config.stash.get(_selected_key, False):
+    if not session.config.stash.get(_selected_key, False) or ending.cases_key in session.config.stash:
         return (yield)
     collect.leave_out_measured(session)
     cases = collect.cases_of(session)
