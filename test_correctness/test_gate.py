@@ -28,6 +28,26 @@ from test_correctness.helpers.gate_runs import (
 WITH_BASE = GateSettings(can_run_base=True)
 
 
+def test_a_change_within_the_tolerance_passes():
+    verdict, done = judged(0.02)
+    assert len(done) >= 4  # it looked suspicious
+    assert verdict.name == "pass"
+
+
+def test_one_disturbed_run_carries_no_verdict():
+    gate = Gate([gated()], GateSettings())
+    gate.add(node_of(), run_of(0.5))
+    settle(gate, lambda name, number: run_of(0.4 if number == 2 else jitter(number)))
+    assert gate.verdict(node_of()).name == "pass"
+
+
+def test_no_pass_where_a_large_slowdown_could_hide():
+    wild = stored_runs((0.0, 0.3, -0.2, 0.25, -0.25, 0.2, -0.3, 0.1))
+    for change in (-0.3, -0.1, 0.0):
+        verdict, _ = judged(change, given=gated(stored=wild))
+        assert verdict.name != "pass"
+
+
 def test_an_unchanged_case_passes_after_one_run():
     verdict, done = judged(0.0)
     assert (verdict.name, verdict.runs, done) == ("pass", 1, [])

@@ -17,9 +17,12 @@ from perfsuite.gate.noise import (
     Level,
     helpful_slope,
     levels,
+    prior_weight,
+    priors,
     session_effects,
+    slopes,
 )
-from perfsuite.gate.shift import Bounds, Seen, Shares, Today, look
+from perfsuite.gate.shift import Bounds, Seen, Shares, Today, look, own_inside, shares
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import (
     clipped_variance,
@@ -148,6 +151,24 @@ def test_a_yardstick_is_used_where_it_helps_and_only_there():
     assert {level.slope for level in ignored} == {0.0}
 
 
+def test_useless_yardsticks_are_hardly_ever_adopted_by_chance():
+    rng = random.Random(6)
+    adopted = sum(helpful_slope([(rng.gauss(0, 0.01), rng.gauss(0, 0.01)) for _ in range(20)]) > 0 for _ in range(400))
+    assert adopted / 400 < 0.08
+
+
+def test_few_runs_adopt_a_yardstick_only_where_it_explains_nearly_all():
+    rng = random.Random(11)
+
+    def series(own):
+        yards = [rng.gauss(0, 0.1) for _ in range(8)]
+        return [("kind", [yard + rng.gauss(0, 0.01) if own else rng.gauss(0, 0.1) for yard in yards], yards)]
+
+    assert sum(bool(slopes(series(own=False))) for _ in range(400)) <= 8
+    assert sum(bool(slopes(series(own=True))) for _ in range(100)) >= 85
+    assert slopes([("kind", [0.1, 0.2, 0.3], [0.1, 0.2, 0.3])]) == {}
+
+
 @given(st.floats(-3, 3), st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=12))
 def test_a_value_and_its_yardstick_move_together(slope, yards):
     points = [(yard, slope * yard) for yard in yards if abs(yard) > 1e-6]
@@ -173,6 +194,19 @@ def test_the_noise_of_a_case_is_pulled_towards_its_kind_and_never_below_the_floo
     assert levels([], min_suite=20) == ()
 
 
+def test_alike_cases_lend_each_other_more_than_unlike_ones():
+    rng = random.Random(8)
+
+    def drawn_variances(spread):
+        return [(math.exp(rng.gauss(0, spread)) * variance([rng.gauss(0, 1) for _ in range(8)]), 7) for _ in range(60)]
+
+    assert prior_weight([drawn_variances(0.0)]) == 10
+    assert 1 <= prior_weight([drawn_variances(1.5)]) <= 3
+    assert priors([("k", member) for member in drawn_variances(0.0)])["k"][0] == pytest.approx(1.0, rel=0.25)
+    assert priors([("k", (0.5, 7))])["k"][1] == 0
+    assert priors([("a", (0.5, 7)), ("b", (0.6, 7))])["a"]
+
+
 # -- the session -----------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +230,34 @@ def test_shift_and_noise_of_a_session_are_seen_in_its_cases():
     assert found == Shares()
     _, noisy = look(screened(2, sigma=0.03), Shares(), GateSettings(), explained=False)
     assert noisy.usual == pytest.approx(9.0, rel=0.5)
+
+
+def test_a_shift_that_the_yardsticks_explain_is_the_hosts():
+    assert look(screened(3, shift=0.05), Shares(), GateSettings(), explained=True)[0].unexplained == 0.0
+    assert look(screened(3, shift=-0.05), Shares(), GateSettings(), explained=False)[0].unexplained == 0.0
+
+
+def test_few_cases_or_cases_in_place_tell_no_shift():
+    assert look(screened(4, shift=0.05)[:7], Shares(), GateSettings(), explained=False)[0] == Today()
+    assert look(screened(4, shift=0.05), Shares(), GateSettings(in_place=True), explained=False)[0] == Today()
+
+
+def test_replicates_tell_noise_inside_from_noise_between_sessions():
+    rng = random.Random(5)
+
+    def replicates(sigma):
+        return [Seen(kind="k", level=LEVEL, values=[rng.gauss(0, sigma) for _ in range(4)]) for _ in range(100)]
+
+    quiet = shares(replicates(0.005), with_shift=True)
+    assert quiet.between == pytest.approx(0.7, abs=0.1)
+    assert quiet.of("k") == pytest.approx(0.3, abs=0.1)
+    loud = shares(replicates(0.02), with_shift=True)
+    assert loud.between == 0.1
+    assert loud.of("k") == pytest.approx(4.0, rel=0.3)
+    assert shares([], with_shift=False).between == 0.5
+    own = Seen(kind="k", level=LEVEL, values=[0.0, 0.05, -0.05, 0.02])
+    assert own_inside(0.9, own, 1.0) > 1.5
+    assert own_inside(0.9, Seen(kind="k", level=LEVEL, values=[0.0, 0.0001]), 1.0) == 0.9
 
 
 def judge_of(level=LEVEL, alpha=0.005, **changes):
@@ -232,10 +294,72 @@ def test_a_pass_never_leaves_room_for_a_large_slowdown(sigma, effect, runs):
             assert estimate.effect + t_quantile(0.999, 17) * estimate.error < math.log1p(0.10)
 
 
+def test_intervals_of_an_a_b_hold_the_truth_as_often_as_they_say():
+    rng = random.Random(9)
+    judge = judge_of(can_run_base=True)
+    held = 0
+    for _ in range(600):
+        pairs = [(rng.gauss(0, 0.01), rng.gauss(0.05, 0.01)) for _ in range(6)]
+        low, high = judge.paired(pairs).interval()
+        held += low <= 0.05 <= high
+    assert 0.93 <= held / 600 <= 0.985
+
+
 def lone(sigma):
     """The judge of a case that no others tell the host's movements of, with a base to run."""
     level = Level(centre=0.0, sigma=sigma, dof=7, runs=8, sessions=8)
     return dataclasses.replace(judge_of(level, can_run_base=True), today=Today(), between=0.5, inside=0.5)
+
+
+def test_one_disturbed_pair_does_not_hide_what_the_others_show():
+    differences = [0.045, 0.055] * 5 + [0.05, 0.9]
+    judge = lone(0.05)
+    assert judge.paired([(0.0, value) for value in differences]).outcome == "regressed"
+    assert judge.paired([(0.0, value - 0.05) for value in differences]).outcome != "regressed"
+    assert lone(0.1).arms_tell([0.0, 0.004, 0.008, 0.6])
+    assert not lone(0.1).arms_tell([0.0, 0.3, -0.3, 0.6])
+
+
+def test_an_a_b_that_nothing_suspected_is_as_sure_as_many_looks_at_it_ask_for():
+    judge = lone(0.05)
+    told = [judge.is_sure(judge.paired([(0.0, mean + away) for away in (-0.02, 0.02) * 6])) for mean in (0.032, 0.04)]
+    assert told == [False, True], "by chance 1 A/B in 8,000 shows the first, and a lone case has two in every session"
+
+
+def test_a_gain_of_a_case_that_may_be_as_slow_as_no_pass_allows_is_none():
+    judge = lone(0.05)
+    judge = dataclasses.replace(judge, bounds=dataclasses.replace(judge.bounds, alpha=0.04, shared_alpha=0.04))
+    told = [judge.remeasured([gain + away for away in (-0.01, 0.01) * 6]).outcome for gain in (-0.15, -0.30)]
+    assert told == ["inconclusive", "improved"]
+
+
+def test_a_lone_case_is_asked_of_24_pairs_which_have_to_show_all_of_the_tolerance():
+    assert [True, False] == [lone(sigma).arms_tell([0.0]) for sigma in (0.06, 0.08)]
+    nearly = [(0.0, 0.028 + away) for away in (-0.0005, 0.0005) * 6]
+    assert lone(0.002).paired(nearly).outcome != "regressed"
+    assert judge_of(can_run_base=True).paired(nearly).outcome == "regressed"
+
+
+def test_looking_faster_makes_no_pass_and_other_cases_tell_a_lone_one_nothing():
+    judge = lone(0.02)
+    assert [True, False, False] == [
+        judge.excludes(effect, error) for effect, error in ((0, 0.012), (0, 0.017), (-1, 0.017))
+    ]
+    borrowed = dataclasses.replace(judge, level=dataclasses.replace(judge.level, dof=17))
+    assert (borrowed.dof, dataclasses.replace(borrowed, today=Today(is_known=True)).dof) == (7, 17)
+
+
+def test_runs_inside_the_session_tell_how_far_sessions_lie_apart_unless_the_host_drifts_much_more():
+    judge, away = lone(0.02), [-0.0126, 0.0126] * 8
+    assert judge.is_surely_worse([0.105 + value for value in away], expected=False)
+    assert not judge.is_surely_worse([0.105 + value / 6 for value in away], expected=False)
+    assert not judge.is_surely_worse([0.105 + value * 3 for value in away], expected=False)
+
+
+def test_stored_runs_that_lie_closer_together_than_runs_of_today_show_no_drift():
+    judge, scattered = lone(0.005), [0.02, 0.08, 0.05, 0.01, 0.09, 0.05] * 3
+    assert not judge.is_surely_worse(scattered, expected=False)
+    assert judge.is_surely_worse([0.05 + 0.05 * (value - 0.05) for value in scattered], expected=False)
 
 
 def test_a_case_of_a_large_suite_may_err_less_often_where_nothing_is_known_to_have_changed():

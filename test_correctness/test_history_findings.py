@@ -236,6 +236,22 @@ def test_the_page_draws_every_case_that_changed_with_its_commit_levels_and_envir
     assert (40, f"one commit after {commit(19)[:10]}") == (len(chart.grid.rows), told[1].partition("] ")[2])
 
 
+def test_five_merges_of_one_percent_in_two_percent_of_noise_are_found_among_them():
+    for seed in range(10):
+        steps = [(20 + 4 * merge, 0.01) for merge in range(5)]
+        changes = find_changes(with_steps(noise(60, 0.02, seed), *steps)).changes
+        assert changes
+        assert all(17 <= change.at <= 39 for change in changes)
+
+
+def test_a_drift_is_one_change_with_its_range_of_commits():
+    merges = range(18, 31, 3)
+    (change,) = found(drawn(50, CASES, lambda *at: slower_by_merges(*at, merges), seed=2)).changes
+    assert len(change.steps) > 1
+    assert {commit(number) for number in merges} <= set(change.commits)
+    assert 1.04 < change.ratio.low < 1.051 < change.ratio.high < 1.065
+
+
 def test_no_more_cases_are_drawn_than_have_room_and_the_sentence_says_so():
     def level(case, number):
         return 0.05 if case in CASES[:4] and number >= 20 else 0.0
