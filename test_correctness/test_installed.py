@@ -66,7 +66,7 @@ def test_class(perf, ranks, shape, kind):
 
 @perfsuite.world_sizes(2)
 def test_refused(perf, ranks):
-    perf(step, on=ranks, shape=object())
+    perf(step, on=ranks, shape=object(), by_stage={}, place="")
 
 @perfsuite.world_sizes(2)
 def test_lambda(perf, ranks):

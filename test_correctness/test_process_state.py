@@ -192,7 +192,6 @@ def move_another_thread():
         ("interpreter", tracemalloc.start),
         ("attributes of the process", lambda: ctypes.CDLL(None).prctl(29, 1_000_000)),  # PR_SET_TIMERSLACK
         ("attributes of the process", lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1)),
-        ("attributes of the process", lambda: ctypes.CDLL(None).mlockall(1)),
         ("umask and signals", lambda: os.setpgid(0, 0)),
         ("functions of torch and Python", lambda: setattr(torch.utils.checkpoint, "checkpoint", None)),
         ("functions of torch and Python", lambda: setattr(torch.nn.utils, "clip_grad_norm_", None)),

@@ -168,7 +168,7 @@ def _kernel() -> tuple[Any, ...]:
     """Return attributes of the process in the kernel, and the files that are its standard streams."""
     attributes = [Path("/proc/self", name).read_text() for name in ("timerslack_ns", "oom_score_adj", "cgroup")]
     streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
-    return (*_of_status("THP_enabled", "NoNewPrivs", "Seccomp", "Mems_allowed_list:", "VmLck"), *attributes, *streams)
+    return (*_of_status("THP_enabled", "NoNewPrivs", "Seccomp", "Mems_allowed_list:"), *attributes, *streams)
 
 
 def _hooks() -> tuple[Any, ...]:
@@ -313,7 +313,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(name="settings of NumPy", read=_numpy_settings),
     Setting(
         name="garbage collector",
-        read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count() > 0),
+        read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
         is_recorded=True,
     ),
     Setting(name="callbacks of the garbage collector", read=lambda: tuple(map(id, gc.callbacks))),
