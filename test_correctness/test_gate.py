@@ -247,7 +247,7 @@ def test_below_ten_microseconds_the_tolerance_is_absolute():
 
 
 def with_metrics(given_values, new_values, tolerances=None, change=0.0):
-    """Verdict of a case with these metrics; ``given_values`` are those of the stored runs."""
+    """Verdict of a case with new metrics ``new_values``; its stored runs have ``given_values``."""
     stored = tuple(
         dataclasses.replace(run, metrics={name: value(run) for name, value in given_values.items()})
         for run in stored_runs()

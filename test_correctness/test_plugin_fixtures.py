@@ -77,7 +77,7 @@ FORGOTTEN = "the case is one of 2 ranks, but perf was called with on=*; call it 
 
 
 def test_what_perf_refuses(pytester, monkeypatch):
-    """A case that fails before it measures is no benchmark that was not used, of which pytest-benchmark warns."""
+    """With ``-W error`` too: pytest-benchmark does not warn that such a case left its fixture unused."""
     tests = "".join(f"def test_bad{number}(perf):\n    {body}\n" for number, (body, _) in enumerate(REFUSED))
     for number, on in enumerate(["", ", on=1", ", on=None"]):
         tests += f"@world_sizes(2)\ndef test_forgot{number}(perf, ranks):\n    perf(step{on})\n"

@@ -29,11 +29,12 @@ _WORD = re.compile(r"[^\W\d_]{2}")
 """A text that is a setting or a remark, and not a figure."""
 
 _SUMMARY = re.compile(
-    r"(?:overall |geo\w*[ -]?)?(?:averages?|avg|means?|medians?|total|sum|max(?:imum)?|min(?:imum)?|std\w*|p\d\d)\b"
-    r"[.:]?(?:\s?\(.*\)| (?:of|over) .*)?|平均.{0,2}|总计|合计|最大.?|最小.?|中位数|标准差",
+    r"(?:overall |geo\w*[ -]?)?(?:averages?|avg|means?|medians?|total|sum|max(?:imum)?|min(?:imum)?"
+    r"|std(?:err|\.? ?dev(?:iation)?|ev)?|standard deviation|p(?:50|75|90|95|99))\b[.:]?"
+    r"(?:\s?\(.*\)| (?:of|over) .*)?|平均.{0,2}|总计|合计|最大.?|最小.?|中位数|标准差",
     re.IGNORECASE,
 )
-"""The first cell of a row that summarises other rows."""
+"""The first cell of a row that summarises other rows; a P40 and an STDiT are names of runs."""
 
 
 def tables_of(report: PublishedReport) -> list[AuditTable]:
