@@ -32,7 +32,7 @@ ROOMS = {
     "record": 2_410,
     "reports": 10_130,
     "run": 1_440,
-    "runtime": 8_110,
+    "runtime": 8_120,
     "schedules": 1_100,
     "statistics": 770,
     "strategies": 4_510,

@@ -335,10 +335,101 @@ def with_a_finished_task(pool):
     return lambda: asyncio.run(main())
 
 
+ENDS = []
+
+
+@pytest.fixture
+def ends_of_threads():
+    yield
+    while ENDS:
+        ENDS.pop()()
+
+
+def served(items, serve, *first):
+    """Return a queue that an earlier thread serves; it has taken the first of the items ``first``."""
+    for item in first:
+        items.put(item)
+    taken = threading.Event()
+    thread = threading.Thread(target=lambda: [(taken.set(), serve(item)) for item in iter(items.get, None)])
+    thread.start()
+    ENDS.extend([thread.join, lambda: items.put(None)])
+    assert taken.wait(60)
+    return items
+
+
+def by_the_loop_of_a_thread(serve):
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    ENDS.extend([loop.close, thread.join, lambda: loop.call_soon_threadsafe(loop.stop)])
+    return lambda: loop.call_soon_threadsafe(serve, None) and None
+
+
+def by_put(items, item=0):
+    return lambda: items.put(item)
+
+
+@pytest.mark.usefixtures("ends_of_threads")
+@pytest.mark.parametrize(
+    ("left", "make"),
+    [
+        ("Queue", lambda serve: by_put(served(queue.Queue(), serve, 0))),
+        ("Queue", lambda serve: by_put(served(queue.Queue(maxsize=100), serve, 0))),
+        ("LifoQueue", lambda serve: by_put(served(queue.LifoQueue(), serve, 0))),
+        ("Queue", lambda serve: by_put(served(multiprocessing.Queue(), serve, 0), bytes(1 << 20))),
+        ("_UnixSelectorEventLoop", by_the_loop_of_a_thread),
+    ],
+)
+def test_work_that_piles_up_before_an_earlier_thread_is_refused_by_name(left, make):
+    served_again = threading.Event()
+    iteration = Iteration(make(lambda item: served_again.wait(60)), "step")
+    ENDS.append(served_again.set)
+    with pytest.raises(InvalidParameter, match=rf"step started work and did not wait for it \({left}\)"):
+        [iteration() for _ in range(8)]
+
+
+def that_asks_a_thread(pool):
+    answers = queue.Queue()
+    asked = served(queue.Queue(), lambda item: answers.put(time.sleep(item)), 0.01)
+
+    def run():
+        asked.put(0.01)
+        answers.get()
+
+    return run
+
+
+def with_buffers(pool):
+    buffers = queue.Queue()
+    for index in range(4):
+        buffers.put(index)
+    return lambda: [buffers.put(4), buffers.get()]
+
+
+def that_keeps_its_results(pool):
+    results = queue.Queue()
+    return lambda: results.put(1.0)
+
+
+def whose_queue_is_full(pool):
+    return by_put(served(queue.Queue(maxsize=2), time.sleep, 0.05, 0.05), 0.05)
+
+
+def that_logs_by_a_thread(pool):
+    records = served(queue.Queue(), str, "first")
+    return lambda: [records.put("line"), time.sleep(0.01)]
+
+
+@pytest.mark.usefixtures("ends_of_threads")
 @pytest.mark.parametrize(
     "make",
     [
         that_prefetches,
+        that_asks_a_thread,
+        with_buffers,
+        that_keeps_its_results,
+        whose_queue_is_full,
+        that_logs_by_a_thread,
         that_writes_checkpoints,
         whose_thread_sends_its_result,
         with_a_pool_that_grows,

@@ -2,16 +2,19 @@
 
 The samples would not include their work. Three iterations in a row that leave work end the case: a pool or a service
 starts only once. Work for which the next iteration waits is allowed, as data loaders and checkpoints do: the time of
-such a loop is true.
+such a loop is true. Items for an earlier thread are allowed too, unless they pile up.
 """
 
 from __future__ import annotations
 
 import _thread
+import asyncio.base_events
 import concurrent.futures
 import contextlib
 import multiprocessing.pool
+import multiprocessing.queues
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -33,8 +36,12 @@ _KINDS: tuple[tuple[Any, str, str, Callable[[Any], bool]], ...] = (
     (torch.futures.Future, "__init__", "wait", lambda future: not future.done()),
     (multiprocessing.process.BaseProcess, "start", "join", lambda _: False),  # _processes() finds all
     (subprocess.Popen, "__init__", "wait", lambda _: False),
+    (queue.Queue, "put", "get", lambda items: items.unfinished_tasks > items.qsize() > 0 and not items.full()),
+    (multiprocessing.queues.Queue, "put", "get", lambda items: bool(items._buffer)),  # not yet sent
+    (asyncio.BaseEventLoop, "call_soon_threadsafe", "", lambda loop: bool(loop._ready)),
 )
-"""Classes of handles: class, method that starts, method that waits, and whether the work goes on."""
+"""Classes of handles: class, method that starts, method that waits, and whether the work goes on.  Items of a queue
+are work if others were taken and not marked as done: a thread reads the queue.  A full queue lets the caller wait."""
 _MAKERS = (("asyncio.base_events", "BaseEventLoop", "create_task"), ("torch.distributed.rpc", "api", "_invoke_rpc"))
 """Functions that return a handle with a method ``done``, by module, owner and name."""
 _POOLS = ("concurrent", "multiprocessing", "asyncio", "torch")
@@ -63,7 +70,8 @@ class Started:
         enter = self._stack.enter_context
         for kind, start, wait, goes_on in _KINDS:
             enter(replaced(kind, start, Noted(vars(kind)[start], self._note, goes_on)))
-            enter(replaced(kind, wait, Noted(vars(kind)[wait], self._awaited)))
+            if wait:
+                enter(replaced(kind, wait, Noted(vars(kind)[wait], self._awaited)))
         for module, owner, name in _MAKERS:
             if (made_by := getattr(sys.modules.get(module), owner, None)) is not None:
                 enter(replaced(made_by, name, self._maker(getattr(made_by, name))))
@@ -93,7 +101,8 @@ class Started:
             self._made.append((made, goes_on))
 
     def _awaited(self, handle: Any) -> None:
-        if self._is_caller() and all(handle is not made for made, _ in self._made):
+        is_queue = isinstance(handle, (queue.Queue, multiprocessing.queues.Queue))
+        if self._is_caller() and (is_queue or all(handle is not made for made, _ in self._made)):
             self._waits_later = True
 
     def require_finished(self) -> None:
