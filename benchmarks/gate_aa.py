@@ -28,6 +28,7 @@ from perfsuite.baselines import store
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import GateSettings, Verdict
 
 _STORED = 8
@@ -104,7 +105,8 @@ def _split(
     draw.shuffle(rounds)
     stored = rounds[: max(settings.min_stored, min(_STORED, count // 2))]
     given = [
-        GateCase(case=case, stored=tuple(_as_stored(runs[case.node][index]) for index in stored)) for case in cases
+        GateCase(case=case, specs=REGISTRY, stored=tuple(_as_stored(runs[case.node][index]) for index in stored))
+        for case in cases
     ]
     gate = Gate(given, dataclasses.replace(settings, remeasure=True, can_run_base=False))
     left = {case.node: [runs[case.node][index] for index in rounds[len(stored) :]] for case in cases}

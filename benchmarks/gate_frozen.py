@@ -29,6 +29,7 @@ from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.shift import UNLIKE
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.verdict import GateSettings, Request
 
@@ -122,6 +123,7 @@ class Frozen:
         changes = ("torch 2.13.0, stored 2.12.1",) if rng.random() < 0.15 else ()
         refused = rng.random() < 0.02
         return GateCase(
+            specs=REGISTRY,
             case=CaseIdentity(
                 node=f"test_{index % 4}.py::test_{index % 4}[{index}]",
                 world_size=2,

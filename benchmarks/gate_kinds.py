@@ -25,6 +25,7 @@ from benchmarks.gate_simulation import HOSTS, Session, traits_of
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import FAILING, GateSettings
 
 KINDS = {"compute": 0.002, "memory": 0.02, "message": 0.08, "sleep": 0.04}
@@ -104,6 +105,7 @@ def outcome(plan: Plan, seed: str) -> Outcome:
     nodes = [f"test_{kind_of(case)}.py::test[{case}]" for case in range(plan.cases)]
     given = [
         GateCase(
+            specs=REGISTRY,
             case=CaseIdentity(node=node, world_size=1, backend="gloo", parameters={"n": case}, workload="m:W"),
             stored=tuple(dataclasses.replace(run, commit=BASE_COMMIT) for run in stored[case]),
         )

@@ -31,6 +31,7 @@ from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.platforms import families
 from perfsuite.record.describe import headline
 from perfsuite.record.result import Result, Work
@@ -211,7 +212,7 @@ def stored_cases(bench: Bench, neighbour: Neighbour) -> list[GateCase]:
             result = bench.result(name, f"stored{number}", 1.0)
             identities[name] = case_of(result)
             runs[name].append(dataclasses.replace(summarise(result), commit="a" * 40))
-    return [GateCase(case=identities[name], stored=tuple(runs[name])) for name in CASES]
+    return [GateCase(case=identities[name], specs=REGISTRY, stored=tuple(runs[name])) for name in CASES]
 
 
 class Neighbour:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.verdict import GateSettings, Verdict
 
@@ -71,6 +72,7 @@ def session(seed: str, cases: int, noise: float, changes: dict[str, float], *, b
     identities = [dataclasses.replace(plain, node=f"t.py::test_{number}[cpu-ws2]") for number in range(cases)]
     given = [
         GateCase(
+            specs=REGISTRY,
             case=case,
             stored=tuple(Host(rng, noise).run(f"s{number}", 0, {}) for number in range(STORED)),
             stored_metrics=MEANINGS,

@@ -22,6 +22,7 @@ from perfsuite.baselines.runs import RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.platforms import families
 from perfsuite.record.result import Result, Work
 from perfsuite.record.verdict import GateSettings
@@ -116,7 +117,7 @@ def main() -> None:
         try:
             bench = Bench(driver)
             stored = tuple(bench.run(PRODUCTS, f"stored{index}") for index in range(8))
-            case = GateCase(case=case_of(bench.result(PRODUCTS, "identity")), stored=stored)
+            case = GateCase(case=case_of(bench.result(PRODUCTS, "identity")), specs=REGISTRY, stored=stored)
             slow = round(PRODUCTS * (1 + arguments.slower))
             for name, count, trials in (
                 ("A/A", PRODUCTS, arguments.trials),

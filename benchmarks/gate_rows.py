@@ -22,6 +22,7 @@ from perfsuite.baselines.draft import NewRuns, offered
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import FAILING, GateSettings, SuiteVerdict, Verdict
 
 STORED = 8
@@ -115,7 +116,7 @@ class Machine:
         index_of = {identity.node: index for index, identity in enumerate(identities)}
         gate = Gate(
             [
-                GateCase(case=identity, stored=tuple(stored), environment_changes=work.environment)
+                GateCase(case=identity, specs=REGISTRY, stored=tuple(stored), environment_changes=work.environment)
                 for identity, stored in zip(identities, self.stored, strict=True)
             ],
             work.settings,

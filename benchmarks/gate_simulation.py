@@ -34,6 +34,7 @@ from perfsuite.baselines.runs import QUANTILES, CaseIdentity, RunSummary, quanti
 from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import GateSettings, Request, Verdict
 from perfsuite.run.settling import rounds
 
@@ -298,6 +299,7 @@ def verdicts(scene: Scene, plan: Plan) -> list[Verdict]:
     index_of = {node: index for index, node in enumerate(nodes)}
     cases = [
         GateCase(
+            specs=REGISTRY,
             case=CaseIdentity(node=node, world_size=1, backend="gloo", parameters={"n": index}, workload="m:W"),
             stored=tuple(scene.stored[index]),
         )

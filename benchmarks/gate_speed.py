@@ -27,6 +27,7 @@ from perfsuite.baselines.document import dumps
 from perfsuite.baselines.runs import QUANTILES, CaseIdentity, MetricMeaning, RunSummary, rounded
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import GateSettings
 
 ENVIRONMENT = {"kernel": "6.1.0", "packages": {"torch": "2.13.0"}, "governor": "performance"}
@@ -85,7 +86,10 @@ def main() -> None:
     print(f"{options.cases} cases x {options.runs} runs; before the verdicts {resident_mib():.0f} MiB")
 
     began = time.process_time()
-    gate = Gate([GateCase(case=entry.case, stored=entry.runs) for entry in baseline.entries.values()], GateSettings())
+    gate = Gate(
+        [GateCase(case=entry.case, specs=REGISTRY, stored=entry.runs) for entry in baseline.entries.values()],
+        GateSettings(),
+    )
     for node, run in new.items():
         gate.add(node, run)
     asked = gate.next_requests()

@@ -24,7 +24,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import advise
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import TrainingJob
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 JOBS = (("llama2-70b", "h100", 1024, 4096), ("llama2-70b", "h100", 2304, 9216), ("llama2-70b", "h100", 1920, 15360))
 """(model, platform, devices, global batch)."""

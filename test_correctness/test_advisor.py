@@ -19,7 +19,7 @@ from perfsuite.projection.job import Node, TrainingJob
 from perfsuite.projection.layout import Layouts
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.step import project
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 
 def advice_of(model="llama2-7b", platform="h100", world=8, batch=8, **overrides):

@@ -13,7 +13,7 @@ from perfsuite.base.errors import RanksFailed
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.shift import moved, stored_control
 from perfsuite.platforms.cpu import CpuDevice
-from perfsuite.record.result import UNLIKE
+from perfsuite.record.step import UNLIKE
 from perfsuite.record.verdict import GateSettings
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job

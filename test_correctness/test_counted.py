@@ -18,7 +18,7 @@ from perfsuite.projection.counted import (
     counted,
 )
 from perfsuite.projection.implementation import implementation_of, on_family
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 from tools.count_blocks import WAYS, Sizes, count_end, count_optimizer, count_row, kind_of, probe
 
 FAST = [("gpt", "autocast")]

@@ -11,6 +11,7 @@ from perfsuite.base.errors import CaseStopped
 from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.journal import read_journal
 from perfsuite.record.verdict import FAILING, GateSettings
 from perfsuite.run import settling
@@ -31,7 +32,7 @@ def within(budget_s, slower, *, stored_noise=None, cost=COSTS):
         noise = (0.0, 1.0, -0.7, 0.5, -0.9, 0.2, 0.8, -0.4)
         turned = noise[place % 8 :] + noise[: place % 8]
         stored[name] = stored_runs(tuple(stored_noise[name] * change for change in turned))
-    given = [GateCase(case=case_of(name), stored=stored[name]) for name in NAMES]
+    given = [GateCase(case=case_of(name), specs=REGISTRY, stored=stored[name]) for name in NAMES]
     gate, spent_s, done = Gate(given, GateSettings(can_run_base=True)), 0.0, []
     new = {node_of(name): slower.get(name, 0.0) for name in NAMES}
     for node, change in new.items():
@@ -125,7 +126,7 @@ def test_screening_leaves_time_for_suspects():
 
 def test_the_plan_is_an_upper_bound_of_what_is_asked():
     for slower in ({}, {"a": 0.2}, {"a": 0.05, "b": 0.3}):
-        given = [GateCase(case=case_of(name), stored=stored_runs()) for name in NAMES]
+        given = [GateCase(case=case_of(name), specs=REGISTRY, stored=stored_runs()) for name in NAMES]
         gate = Gate(given, GateSettings(can_run_base=True))
         for name in NAMES:
             gate.add(node_of(name), run_of(slower.get(name, 0.0)))
@@ -185,7 +186,7 @@ def test_start_and_turn_of_an_arm_share_what_is_left_of_the_budget_and_a_minute(
 def plan_gate(scene, plan):
     nodes = [f"test_{index}.py::test_{index}" for index in range(plan.cases)]
     cases = [
-        GateCase(case=dataclasses.replace(case_of(), node=node), stored=tuple(runs))
+        GateCase(case=dataclasses.replace(case_of(), node=node), specs=REGISTRY, stored=tuple(runs))
         for node, runs in zip(nodes, scene.stored, strict=True)
     ]
     gate = Gate(cases, GateSettings(can_run_base=True))

@@ -29,7 +29,7 @@ from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.step import project
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 from perfsuite.workloads.training.parity import TrainParity
 from test_correctness.test_projection_terms import products, scores
 

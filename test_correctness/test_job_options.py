@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.cli.main import main
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 from perfsuite.workloads.training.train_step import TrainStep
 
 COUNTS = ["-1", "0", "1", "2", "3", "8", "64", "1000000000000", "9" * 30, "1.5", "nan", "", "eight", "٣"]

@@ -6,8 +6,8 @@ import pytest
 
 from perfsuite.metrics import derive
 from perfsuite.metrics.spec import LAUNCH_BOUND
-from perfsuite.record.result import Peak, Peaks, Record, Training, Work
-from perfsuite.record.step import DeviceLook
+from perfsuite.record.result import Peak, Peaks, Record, Work
+from perfsuite.record.step import DeviceLook, Training
 from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.questions import answers
 from perfsuite.reports.terminal import metric_tables

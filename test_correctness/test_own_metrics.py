@@ -138,7 +138,9 @@ def meanings(*metrics):
 def case_with(then, *metrics, name="a", known=None, **fields):
     """A case with stored runs of these metrics; ``known``: those that are recorded now."""
     case = case_of(name, metrics=meanings(*(metrics if known is None else known)))
-    return GateCase(case=case, **{"stored": runs_with(then), "stored_metrics": meanings(*metrics), **fields})
+    return GateCase(
+        case=case, specs=REGISTRY, **{"stored": runs_with(then), "stored_metrics": meanings(*metrics), **fields}
+    )
 
 
 def settled(given, now):
@@ -369,7 +371,9 @@ FORMULAS_OF_THE_TIME = {
 def test_every_metric_of_perfsuite_is_judged_or_says_why_not():
     """Each is a formula of the time, exact, judged beside the time, or observed with its reason in docs metrics."""
     judged = {name for name, spec in REGISTRY.items() if not spec.observed}
-    exact = {name for name in judged if rule_for(name, MetricMeaning(unit=REGISTRY[name].unit, better="lower"))}
+    exact = {
+        name for name in judged if rule_for(name, MetricMeaning(unit=REGISTRY[name].unit, better="lower"), REGISTRY)
+    }
     assert {"pair_us", "slowest_pair_us", "pair_gb_per_s", "slowest_pair_gb_per_s"} == (
         judged - exact - FORMULAS_OF_THE_TIME
     )
@@ -379,6 +383,6 @@ def test_every_metric_of_perfsuite_is_judged_or_says_why_not():
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, "pass"), (1.6, "regressed")])
 def test_a_pair_that_got_slow_while_the_round_did_not_is_found(factor, expected):
     meaning = {"slowest_pair_us": MetricMeaning(unit="us", better="lower")}
-    given = GateCase(case=case_of(metrics=meaning), stored=runs_with({"slowest_pair_us": 50.0}))
+    given = GateCase(case=case_of(metrics=meaning), specs=REGISTRY, stored=runs_with({"slowest_pair_us": 50.0}))
     (verdict,) = settled([given], {"slowest_pair_us": 50.0 * factor})
     assert verdict.name == expected

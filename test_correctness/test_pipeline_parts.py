@@ -113,7 +113,7 @@ def test_the_head_takes_the_place_of_blocks():
 def test_a_gate_judges_one_bubble_alone():
     meaning = MetricMeaning(unit="ratio", better="lower")
     names = [name for name in TrainStep(model="gpt2", mesh="pp2", **staged()).metrics if "bubble" in name]
-    assert [name for name in names if rule_for(name, meaning) is not None] == ["bubble_ratio"]
+    assert [name for name in names if rule_for(name, meaning, REGISTRY) is not None] == ["bubble_ratio"]
 
 
 # -- orders for torch --------------------------------------------------------------------------------------------

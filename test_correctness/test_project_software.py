@@ -17,7 +17,7 @@ from perfsuite.projection.advisor import job_of
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.step import find_band, kinds_of
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 SOFTWARE = {row.id: table.software for table in TABLES.values() for row in (*kept(table), *held_out(table))}
 JOB = ("--model", "gpt3-13b", "--world", "8", "--global-batch", "8")

@@ -13,7 +13,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import case_of
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout, Layouts
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.scaling import curve, goodput, worlds_between
 from perfsuite.projection.step import pipeline_timeline, project
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 CATALOG = load_catalog()
 A100 = CATALOG.find("a100")

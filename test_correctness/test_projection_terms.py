@@ -20,7 +20,7 @@ from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels, Share, end_parameters
 from perfsuite.projection.pipeline import PricedPipeline
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 from perfsuite.strategies.activations import Sent
 

@@ -11,7 +11,8 @@ from perfsuite.baselines.document import Fault, check_of, loads
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.models import find
 from perfsuite.record.codec import from_json, to_json
-from perfsuite.record.result import Training, Work
+from perfsuite.record.result import Work
+from perfsuite.record.step import Training
 from perfsuite.strategies.base import Strategy
 from perfsuite.workloads import LargestBatch, TrainStep
 from perfsuite.workloads.collective import AllReduce

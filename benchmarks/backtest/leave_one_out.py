@@ -19,7 +19,7 @@ from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, Ker
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.implementation import Implementation, implementation_of, on_family
 from perfsuite.projection.softwares import constants_of
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 _LINKS_BY_GROUP = {2: 25.0, 4: 100.0, 8: 150.0}
 """GB/s of a V100's mesh by ranks of a group, as report 003's machine has it."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.record.own_metrics import Better, OwnMetric
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 _MOST_DAYS = 36_500
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)  # Stored quantiles of the samples.

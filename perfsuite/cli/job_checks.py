@@ -17,7 +17,7 @@ from perfsuite.projection.softwares import OWN, SOFTWARES, fitted_constants
 from perfsuite.projection.step import Projection, projector_of
 from perfsuite.published.lookup import PublishedFigure, select
 from perfsuite.published.recipes import find
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 MOST_DEVICES = 1_000_000
 LEAST, MOST = 0.001, 1_000_000.0

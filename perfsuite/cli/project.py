@@ -38,7 +38,8 @@ from perfsuite.projection.softwares import (
 )
 from perfsuite.projection.step import RESOURCES, Projection, pipeline_timeline, project, used_constants
 from perfsuite.record.codec import to_json
-from perfsuite.record.result import Metric, Training
+from perfsuite.record.result import Metric
+from perfsuite.record.step import Training
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.timelines.files import trace_text
 

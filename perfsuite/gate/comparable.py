@@ -16,6 +16,7 @@ from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, h
 from perfsuite.baselines.hosts import by_host, host_of
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usable
 from perfsuite.gate.evidence import GateCase
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import GateSettings
 
 STALE_DAYS = 60  # Age of the newest run above which a baseline is flagged.
@@ -51,6 +52,7 @@ def gate_case(
     if not isinstance(found, Entry):
         return GateCase(
             case=case,
+            specs=REGISTRY,
             tolerance=tolerance,
             metric_tolerances=tolerances,
             refusal="not-comparable" if found else "no-baseline",
@@ -71,6 +73,7 @@ def gate_case(
     alike = {name: meaning for name, meaning in case.metrics.items() if name not in changed}
     return GateCase(
         case=dataclasses.replace(case, metrics=alike),
+        specs=REGISTRY,
         stored_metrics=found.case.metrics,
         changed_metrics=changed,
         stored=reference,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary, is_dirty
 from perfsuite.gate.noise import History, Level, levels
-from perfsuite.gate.quantity import Quantity, all_samples, more_disturbed, quantities
+from perfsuite.gate.quantity import Quantity, Specs, all_samples, more_disturbed, quantities
 from perfsuite.gate.shift import Moved, Seen, comparable, moved
 from perfsuite.record.verdict import ALL, TIME, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
@@ -24,6 +24,7 @@ class GateCase:
     """Input of the gate for one case; :func:`perfsuite.gate.comparable.gate_case` creates it."""
 
     case: CaseIdentity  # Identity, and the meaning of its metrics.
+    specs: Specs  # Rules of perfsuite's metrics: :data:`perfsuite.metrics.REGISTRY`.
     stored: tuple[RunSummary, ...] = ()  # Stored runs to compare with: the reference of the epoch, oldest first.
     newest: tuple[RunSummary, ...] = ()
     """Newer stored runs, oldest first; they show between which commits a change grew."""
@@ -270,7 +271,7 @@ def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[Ca
         if gate_case.stored and not gate_case.refusal:
             accepted = settings.tolerance if gate_case.tolerance is None else gate_case.tolerance
             wanted = gate_case.metric_tolerances
-            found, flags = quantities(gate_case.case, gate_case.stored, tolerance=accepted, metric_tolerances=wanted)
+            found, flags = quantities(gate_case.case, gate_case.stored, gate_case.specs, accepted, wanted)
         chosen.append((gate_case, found, flags))
     enough = [
         (gate_case.case.node, quantity) for gate_case, found, _ in chosen for quantity in _enough(found, settings)

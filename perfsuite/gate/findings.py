@@ -43,7 +43,8 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     early = _uncompared(work, blank) or _memory(work, blank)
     if early is not None:
         return early
-    exact = exact_findings(gate_case.stored, work.runs, gate_case.case.metrics, gate_case.metric_tolerances)
+    metrics, tolerances = gate_case.case.metrics, gate_case.metric_tolerances
+    exact = exact_findings(gate_case.stored, work.runs, metrics, gate_case.specs, tolerances)
     exact = (*exact, *uncompared(work))
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
@@ -190,7 +191,7 @@ def uncompared(work: CaseWork) -> Iterator[Finding]:
         yield _undecided(name, f"{why}: not compared; {accept}")
     newest = (gate_case.newest or gate_case.stored)[-1]
     for name, meaning in gate_case.stored_metrics.items():
-        if name in gate_case.changed_metrics or not (meaning.own or rule_for(name, meaning)):
+        if name in gate_case.changed_metrics or not (meaning.own or rule_for(name, meaning, gate_case.specs)):
             continue
         if name in newest.metrics and not any(name in run.metrics for run in work.runs):
             stored = f"{significant(newest.metrics[name])} {meaning.unit}".rstrip()

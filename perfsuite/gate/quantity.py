@@ -8,14 +8,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from perfsuite.base.units import percent, significant
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, MetricMeaning, RunSummary, mostly, usually_clean
 from perfsuite.gate.noise import History
 from perfsuite.gate.shift import StoredControl, stored_control
-from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import ALL, MEAN, P95, TIME, Finding, VerdictName
 from perfsuite.statistics.robust import median
+
+if TYPE_CHECKING:
+    from perfsuite.metrics.spec import MetricSpec
 
 SHORT_S = 10e-6
 """Seconds below which the tolerance is absolute, as large as at this time: clock and scheduler blur less."""
@@ -45,22 +48,16 @@ class Quantity:
     history: History  # Stored values.
     weight: float = 1.0  # Share of the suite's false alarms that it may cause.
     is_secondary: bool = False
-    """Whether it is judged only if it looks worse: mean, tail and own metrics.
-
-    They request no runs before that and are never improved.
-    """
+    """Whether it is judged only if it looks worse (mean, tail, own metrics): no runs before that, never improved."""
     is_own: bool = False  # Whether it is an own metric, which may move without the time.
     useful: float = math.inf  # Smallest shown change above which it is flagged as hardly watched.
     clean_only: bool = False  # Whether only clean samples are compared, because the stored runs have enough of them.
     sign: float = 1.0  # -1 if higher is better, so that larger is worse.
     unit: str = "s"  # Unit of a value before its logarithm is taken.
-    usual_spread: float = 0.0
-    """Median spread (ln) of the samples inside a stored run; 0 if it does not apply to the quantity."""
+    usual_spread: float = 0.0  # Median spread (ln) of the samples inside a stored run; 0 if it does not apply.
     usual_cpu_share: float = 0.0  # Median CPU share of the stored runs; a lower share shows that a core was shared.
-    usually_held_back: bool = False
-    """Whether the CPU quota throttled most of the stored runs too, so that it is not a reason."""
-    control: StoredControl | None = None
-    """The control of the stored runs; None if too few have one of the same kind, and for other quantities."""
+    usually_held_back: bool = False  # Whether the CPU quota throttled most of the stored runs too: no reason then.
+    control: StoredControl | None = None  # Of the stored runs; None if too few have one of a kind, and for others.
 
     def value(self, run: RunSummary) -> float | None:
         """Return the logarithm, larger is worse; None without a value."""
@@ -78,9 +75,7 @@ class Quantity:
         return self.sign * math.log1p(self.sign * worse)
 
     def unrest(self, run: RunSummary) -> float:
-        """Return the spread of a run's samples relative to the usual one, which shows a noisier host in one run.  Only
-        the faster half counts, because slow iterations of the code hardly widen it.
-        """
+        """Return the spread of the faster half of a run's samples over the usual one: it shows a noisier host."""
         return spread_of(run) / self.usual_spread if self.usual_spread else 1.0
 
     def stable_value(self, run: RunSummary) -> float | None:
@@ -112,8 +107,11 @@ def spread_of(run: RunSummary) -> float:
     return max(LEAST_SPREAD, math.log(run.quantiles_s[2] / run.quantiles_s[0]))
 
 
+Specs = Mapping[str, "MetricSpec"]  # The registry of perfsuite's metrics: the gate uses its rules and no formula.
+
+
 def quantities(
-    case: CaseIdentity, stored: Sequence[RunSummary], *, tolerance: float, metric_tolerances: Mapping[str, float]
+    case: CaseIdentity, stored: Sequence[RunSummary], specs: Specs, tolerance: float, tolerances: Mapping[str, float]
 ) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:
     """Return the quantities for statistics, the time first, and a flag for every tolerance that cannot be used.  A
     tolerance for an alias of the time or the mean (latency, bandwidth, FLOPS) becomes the tolerance of these. Exact
@@ -122,16 +120,15 @@ def quantities(
     measured = [run for run in stored if run.outcome == "measured"]
     flags = []
     others = []
-    own = _beside_the_time(case, measured, tolerance, metric_tolerances)
-    secondary = {name: wanted for name, wanted in metric_tolerances.items() if name in (MEAN, P95)}
-    secondary = {name: wanted for name, wanted in secondary.items() if name not in case.metrics}
-    for name, wanted in sorted(metric_tolerances.items()):
+    own = _beside_the_time(case, measured, specs, tolerance, tolerances)
+    secondary = {name: wanted for name, wanted in tolerances.items() if name in {MEAN, P95} - case.metrics.keys()}
+    for name, wanted in sorted(tolerances.items()):
         if name in secondary or name in own:
             continue
-        why_not = _why_not(case, name, measured)
+        why_not = _why_not(case, name, measured, specs)
         if why_not:
             flags.append(f"tolerance for {name} unused: {why_not}")
-        elif rule_for(name, case.metrics[name], wanted) is not None:
+        elif rule_for(name, case.metrics[name], specs, wanted) is not None:
             continue
         elif _is_alias(measured, name, [math.log(run.median_s) for run in measured]):
             tolerance = wanted
@@ -158,19 +155,19 @@ def quantities(
 
 
 def _beside_the_time(
-    case: CaseIdentity, measured: Sequence[RunSummary], tolerance: float, tolerances: Mapping[str, float]
+    case: CaseIdentity, measured: Sequence[RunSummary], specs: Specs, tolerance: float, tolerances: Mapping[str, float]
 ) -> Mapping[str, Quantity]:
     """Return metrics that scatter, have a direction, are above 0 in every stored run and are not an alias of the time.
     These are own metrics, and perfsuite's metrics without a marker.
     """
     judged: dict[str, float | None] = {}
     for name, meaning in case.metrics.items():
-        spec, own = REGISTRY.get(name), meaning.own
+        spec, own = specs.get(name), meaning.own
         if own is not None and not own.exact and own.better != "neither":
             judged[name] = own.tolerance
-        elif own is None and spec is not None and name not in tolerances and rule_for(name, meaning) is None:
+        elif own is None and spec is not None and name not in tolerances and rule_for(name, meaning, specs) is None:
             times = ([math.log(run.median_s) for run in measured], [run.mean for run in measured])
-            if not _why_not(case, name, measured) and not any(_is_alias(measured, name, each) for each in times):
+            if not _why_not(case, name, measured, specs) and not any(_is_alias(measured, name, each) for each in times):
                 judged[name] = spec.tolerance
     quantities = {}
     for name, accepted in judged.items():
@@ -187,10 +184,10 @@ def _beside_the_time(
     return quantities
 
 
-def _why_not(case: CaseIdentity, name: str, measured: Sequence[RunSummary]) -> str:
+def _why_not(case: CaseIdentity, name: str, measured: Sequence[RunSummary], specs: Specs) -> str:
     if name not in case.metrics:
         return f"the case has {', '.join(sorted(case.metrics)) or 'no metric'}"
-    spec = REGISTRY.get(name)
+    spec = specs.get(name)
     if spec is not None and spec.observed:
         return "it is observed only"
     if case.metrics[name].better == "neither":
@@ -328,12 +325,12 @@ ExactRule = tuple[float, float]
 """Allowed change for the worse: as a share of the stored value, and in the unit of the quantity; the larger counts."""
 
 
-def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) -> ExactRule | None:
+def rule_for(name: str, meaning: MetricMeaning, specs: Specs, tolerance: float | None = None) -> ExactRule | None:
     """Return the exact rule of a metric; None if it scatters and is judged by statistics or not judged.  The registry
     lists the deterministic metrics. Of other metrics bubbles, sizes in GiB or bytes, and counts of operations are
     deterministic. ``tolerance`` is the relative tolerance of the case; a bubble ratio keeps its absolute rule.
     """
-    spec, own = REGISTRY.get(name), meaning.own
+    spec, own = specs.get(name), meaning.own
     if own is not None and own.exact:
         return (own.tolerance or 0.0) if tolerance is None else tolerance, own.floor
     scatters = not name.startswith("bubble") and spec is not None and not (spec.deterministic or spec.unit == "GiB")
@@ -354,12 +351,13 @@ def exact_findings(
     stored: Sequence[RunSummary],
     runs: Sequence[RunSummary],
     meanings: Mapping[str, MetricMeaning],
+    specs: Specs,
     tolerances: Mapping[str, float],
 ) -> tuple[Finding, ...]:
     """Return a finding for each exact quantity of both sides."""
     findings = []
     for name in sorted(meanings):
-        rule = rule_for(name, meanings[name], tolerances.get(name))
+        rule = rule_for(name, meanings[name], specs, tolerances.get(name))
         then = [run.metrics[name] for run in stored if name in run.metrics]
         now = [run.metrics[name] for run in runs if name in run.metrics]
         if rule is not None and then and now:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.noise import Level
-from perfsuite.record.result import UNLIKE
+from perfsuite.record.step import UNLIKE
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import (
     MAD_TO_SIGMA,

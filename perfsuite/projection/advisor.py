@@ -24,7 +24,7 @@ from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout, Layouts
 from perfsuite.projection.memory import MEMORY_LIMIT, Memories, MemoryBreakdown
 from perfsuite.projection.step import fsdp2_waits, projector_of
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 DIFFERENCE_FLOOR = 0.01
 """Smallest difference that separates two layouts, relative to a step. In every measured group of the back-test the best

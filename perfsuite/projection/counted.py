@@ -15,7 +15,7 @@ from perfsuite.models import Model
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.dit import Latte, Stdit
 from perfsuite.models.language import Gpt, Llama
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 Way = Literal["plain", "autocast", "narrow"]
 

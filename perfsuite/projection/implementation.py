@@ -22,7 +22,7 @@ from perfsuite.projection.counted import (
     kind_of,
 )
 from perfsuite.projection.counted import counted as block_counts
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.implementation import Implementation, implementation_of, on_family
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import USABLE
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 
 @dataclass(frozen=True, kw_only=True)

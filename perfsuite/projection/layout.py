@@ -17,7 +17,7 @@ from perfsuite.base.mesh import DATA_PARALLEL, MeshShape
 from perfsuite.models import Model
 from perfsuite.models.base import Checkpointing
 from perfsuite.models.language import LanguageModel
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 from perfsuite.schedules import check_counts, find_schedule
 
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]

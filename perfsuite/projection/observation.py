@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.metrics.spec import HOST_BOUND
-from perfsuite.record.result import Result, Training
+from perfsuite.record.result import Result
+from perfsuite.record.step import Training
 
 _LIBRARIES = ("torch", "torch_musa", "torch_npu", "cuda", "rocm", "cudnn", "mudnn", "nccl", "rccl", "mccl", "deepspeed")
 """Libraries whose versions change times, in the order of the key."""

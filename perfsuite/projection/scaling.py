@@ -18,7 +18,7 @@ from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.step import Projection, project, projector_of
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 LLAMA3_MTBF_DEVICE_H = 50_700.0
 """Device-hours per unexpected interruption: 419 in 54 days on 16,384 H100 (arXiv:2407.21783, section 3.3.4)."""

@@ -20,8 +20,7 @@ from perfsuite.projection.calibration import Calibration, Regime
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import MemoryBreakdown, memory_of
-from perfsuite.record.result import Training
-from perfsuite.record.step import Timeline
+from perfsuite.record.step import Timeline, Training
 from perfsuite.schedules import StageTimes, make_schedule, simulate
 
 Resource = Literal["matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host"]

@@ -14,7 +14,7 @@ from perfsuite.projection.device_constants import ONE_CASE, named
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import Projection, project
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 _NO_SLOPE = 0.01
 """Share of its kernels' time below which a block counts as not measured."""

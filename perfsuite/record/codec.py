@@ -24,8 +24,6 @@ _SCALARS: Mapping[Any, frozenset[type]] = {
     float: frozenset({float, int}),
 }
 """The types that a field of a type accepts."""
-COLUMNS = {"columns": True}
-"""Metadata of a field with many small records: it is written as one list per field of theirs."""
 
 
 def plain_json(text: str | bytes, *, strict: bool = False, once: bool = False) -> Any:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfsuite.base.errors import first_line
-from perfsuite.record.result import SCHEMA, Metric, Peaks, Result, Training
+from perfsuite.record.result import SCHEMA, Metric, Peaks, Result
+from perfsuite.record.step import Training
 from perfsuite.record.verdict import Verdict, VerdictName
 
 

@@ -1,14 +1,44 @@
-"""Records of the inside of a step: actions of a pipeline's ranks, messages by axis and part, looks at the devices.
+"""Records of a step: its training, actions of a pipeline's ranks, messages by axis and part, looks at the devices.
 
-Separate builds make them; :class:`perfsuite.record.result.Measurement` holds them.
+:class:`perfsuite.record.result.Work` holds the first; separate builds make the others, which ``Measurement`` holds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from perfsuite.record.codec import COLUMNS
+COLUMNS = {"columns": True}
+"""Metadata of a field with many small records: it is written as one list per field of theirs."""
+UNLIKE = "unlike"  # Kind of the control of a step that no control resembles.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The training of one optimizer step as plain data: enough to project it without its workload."""
+
+    model: str  # Name of a configuration of perfsuite.models, with ``overrides``.
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = "1"  # Shape of the mesh with all its axes: ``pp2-dp4-tp8``.
+    strategy: str = "single"  # As the case names it: single, ddp, fsdp, zero1, hybrid, ...
+    sharding: Literal["none", "optimizer", "gradients", "parameters"] = "none"
+    """State that is sharded across replicas; each value includes those before it (ZeRO 0 to 3)."""
+    micro_batch_size: int = 1  # Samples of one forward on one rank.
+    num_micro_batches: int = 1  # Micro-batches of a step: accumulation without a pipeline.
+    schedule: str = ""  # Of the pipeline; empty without.
+    stages_per_rank: int = 1
+    dtype: str = "fp32"  # fp32, tf32, bf16, fp16 or fp8.
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    attention: Literal["auto", "math", "flash"] = "auto"
+    compiled: bool = False
+    sequence_parallel: bool = False  # Whether activations between tensor-parallel parts are split by tokens.
+    overlap: bool = True  # Whether messages of data parallelism overlap with the backward.
+    gradient_dtype: str = "fp32"  # Dtype in which gradients are added up and sent.
+    narrow: bool = False  # Whether parameters are in a 16-bit dtype; False: autocast alone.
+    bucket_bytes: float = 0.0  # Size of the buffer that holds gradients between steps.
+    program: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of :class:`perfsuite.models.program.Program` that differ from their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,6 +26,7 @@ from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.physics import violations
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.result import Result
 from perfsuite.record.verdict import INSTRUMENTED, GateSettings, SuiteVerdict, Verdict
 from perfsuite.run.settling import Base, GateClock, Say, Settling
@@ -253,7 +254,7 @@ class Gatekeeper:
                 metric_tolerances=taken.tolerances[1],
             )
             if not taken.instrumented
-            else GateCase(case=taken.identity, refusal="not-comparable", reasons=(taken.instrumented,))
+            else GateCase(case=taken.identity, specs=REGISTRY, refusal="not-comparable", reasons=(taken.instrumented,))
             for taken in cases
         ]
         self._hosts = Counter(case.hosts for case in gate_cases if case.hosts)

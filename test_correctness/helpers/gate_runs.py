@@ -8,6 +8,7 @@ import math
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import GateSettings
 
 WOBBLE = (0.0, 0.004, -0.003, 0.002, -0.004, 0.003, -0.001, 0.001)
@@ -44,7 +45,7 @@ def stored_runs(wobble=WOBBLE, **changes):
 
 
 def gated(name="a", stored=None, **changes):
-    return GateCase(case=case_of(name), stored=stored_runs() if stored is None else stored, **changes)
+    return GateCase(case=case_of(name), specs=REGISTRY, stored=stored_runs() if stored is None else stored, **changes)
 
 
 def settle(gate, new, base=lambda name, number: run_of(), nodes=None, anchor=None):

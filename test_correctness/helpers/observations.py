@@ -9,7 +9,7 @@ from perfsuite.projection.calibration import Constant
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import project
-from perfsuite.record.result import Training
+from perfsuite.record.step import Training
 
 TFLOPS, GB_PER_S, KERNEL_US, ALPHA_US, BUSBW = 80.0, 600.0, 2.0, 21.0, 100.0
 """Of the device: products, memory, a kernel beside its work, a ring of 8 ranks, and what it approaches."""

@@ -344,7 +344,7 @@ def metric_lines(family: ModuleType) -> Callable[[], list[str]]:
 
 def _exact_rule(spec: metrics.MetricSpec) -> str:
     """Return the change that one run may have, or nothing for a metric that scatters."""
-    rule = rule_for(spec.name, MetricMeaning(unit=spec.unit, better=spec.better))
+    rule = rule_for(spec.name, MetricMeaning(unit=spec.unit, better=spec.better), metrics.REGISTRY)
     return "" if rule is None else f"{rule[1]:g}" if rule[1] else percent(rule[0])
 
 

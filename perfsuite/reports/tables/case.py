@@ -16,9 +16,9 @@ from perfsuite.base.mesh import AXES, DATA_PARALLEL, MeshShape
 from perfsuite.base.units import GIB, format_bytes, format_seconds, seconds_to_us, significant
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
-from perfsuite.record.result import Result, Training
+from perfsuite.record.result import Result
 from perfsuite.record.run import Projected
-from perfsuite.record.step import Component, Traffic
+from perfsuite.record.step import Component, Traffic, Training
 from perfsuite.reports.ids import class_of, kernel_of, ranks_in, without_ranks
 from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.case_names import log_name, name_in

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.record.result import UNLIKE
+from perfsuite.record.step import UNLIKE
 from perfsuite.record.workload import Yardstick
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)

@@ -15,7 +15,8 @@ from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.base import AttentionMethod, Checkpointing, Model, require_attention, require_checkpointing
 from perfsuite.models.program import Program
-from perfsuite.record.result import Training, Work
+from perfsuite.record.result import Work
+from perfsuite.record.step import Training
 from perfsuite.record.workload import Process, Purpose, Workload, Yardstick
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.strategies.deepspeed.zero import GLOBAL, MICRO, batch_fields, read_config
