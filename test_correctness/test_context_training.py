@@ -19,7 +19,7 @@ def parity(driver, mesh, **case):
 
 
 CASES = [
-    ("cp2-tp2", {"options": {"context": "zigzag"}}),
+    pytest.param("cp2-tp2", {"options": {"context": "zigzag"}}, marks=pytest.mark.extended),
     ("cp2", {"options": {"context": "ring"}, "model": "gpt2-tiny", "attention": "math"}),
     ("cp2", {"options": {"context": "ulysses"}, "accumulation": 2}),
 ]

@@ -45,6 +45,7 @@ def test_where_the_own_sizes_are_small_a_report_names_its_platforms():
     assert {case.partition("[")[2].partition("-")[0] for case in found} == {"rtx4090", "rtx6000ada", "h100", "s4000"}
 
 
+@pytest.mark.extended
 def test_the_marker_says_report_and_table():
     found = collect("--perf-platform=cpu", "-k", "a100", "-m", "published(table='004/5d')")
     assert found.split() == ["test_perf/test_meshes.py::test_components[a100-pp8-dp2-ep2-cp2-tp4]"]

@@ -30,6 +30,7 @@ def interpreters(pids):
     return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1] == b"-c"]
 
 
+@pytest.mark.extended
 def test_a_copy_has_the_environment_asked_for_and_ends_with_its_stand_in(transport, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # as torch does in a process that imports its compiler
     stand_in, pids = start(transport)
