@@ -405,6 +405,38 @@ def test_programs_are_read_in_the_units_of_perfsuite(name, figures_of):
     assert () == imported.refused
 
 
+SUMMARY = "{{'train_runtime': {}, 'train_samples_per_second': {}, 'train_steps_per_second': 0.334, "
+SUMMARY += "'train_tokens_per_second': 2737.984, 'train_loss': 2.8478, 'num_input_tokens_seen': 19660800}}"
+"""Transformers 4.57 on 24 devices: the tokens of one device, as tokens seen over time and 24."""
+
+
+def test_summaries_of_ranks_are_one_training(tmp_path):
+    """Of 16 ranks in an experiment of BigScience one printed 3.664, the others 3.663."""
+    ranks = [SUMMARY.format(273.01, 3.663), "100%|#| 4/4 [04:33<00:00]", SUMMARY.format(272.94, 3.664)]
+    imported = read_file(written(tmp_path, *ranks, SUMMARY.format(273.0, 3.663)), ImportOptions())
+    assert ({"training 1"}, [3.663]) == ({row.name for row in imported.rows}, values(imported, "samples_per_s"))
+    step = "{'loss': 2.7, 'epoch': 1.0}"
+    imported = read_file(written(tmp_path, *ranks, step, SUMMARY.format(272.0, 3.676)), ImportOptions())
+    assert [("training 1", 3.663), ("training 2", 3.676)] == [
+        (row.name, row.value) for row in imported.rows if row.metric == "samples_per_s"
+    ]
+
+
+def test_tokens_of_a_summary_are_of_one_device_and_those_of_a_step_are_no_summary(tmp_path):
+    step = (
+        "{'loss': 2.6, 'num_input_tokens_seen': 19660800, 'train_runtime': 252.0, 'train_tokens_per_second': 78016.894}"
+    )
+    imported = read_file(written(tmp_path, step, SUMMARY.format(299.2, 8.021)), ImportOptions())
+    assert {"training 1"} == {row.name for row in imported.rows}
+    assert ([2737.984], []) == (values(imported, "tokens_per_s_per_device"), values(imported, "tokens_per_s"))
+
+
+def test_samples_per_second_without_steps_may_be_steps(tmp_path):
+    old = ["  train_runtime            = 0:03:18.28", "  train_samples_per_second =      5.043"]
+    with pytest.raises(ImportFailed, match="may be that figure, as transformers before 4"):
+        read_file(written(tmp_path, *old), ImportOptions())
+
+
 def test_an_epoch_of_nemo_begins_no_run(tmp_path):
     line = (
         "Training epoch {}, iteration {}/1 | global_step: {} | reduced_train_loss: 11.03 | train_step_timing in s: 4.5"

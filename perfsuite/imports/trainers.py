@@ -283,12 +283,18 @@ _COMPOSER: Mapping[str, Sequence[StepFigure]] = {
     "throughput/device/flops_per_sec": _fixed(_TFLOPS, f"{_WINDOW}, model FLOPs, printed in FLOPS", 4, 1e-12),
     "throughput/device/mfu": _fixed(_MFU, f"{_WINDOW}, printed as a fraction", 4, 100.0),
 }
-_TRAINER = re.compile(r"\b(?P<name>train_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+(?:,\d[^\s,}]*)*)(?P<end>[,}]?)")
+_TRAINER = re.compile(
+    r"\b(?P<name>(?:train|effective)_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+(?:,\d[^\s,}]*)*)(?P<end>[,}]?)"
+)
+_TRAINER_STEP = re.compile(r"['\"]loss['\"]:|Running training")
+_RANKS_APART = 0.005  # Largest relative difference between the ranks of one training.
 _WHOLE_RUN = "transformers: whole training, of all devices"
 _TRAINER_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "train_samples_per_second": (StepFigure(meaning=_SAMPLES, convention=_WHOLE_RUN, form=NO_GROUPS),),
     "train_steps_per_second": (StepFigure(meaning=_STEPS, convention=_WHOLE_RUN, form=NO_GROUPS),),
-    "train_tokens_per_second": (StepFigure(meaning=_ALL_TOKENS, convention=f"{_WHOLE_RUN}; padding may count"),),
+    "train_tokens_per_second": (
+        StepFigure(meaning=_TOKENS, convention="transformers: whole training, of one device; padding may count"),
+    ),
     "train_loss": (StepFigure(meaning=_LOSS, convention="transformers: mean of the whole training"),),
 }
 
@@ -306,29 +312,49 @@ def _blocks(source: Source) -> Iterator[StepLine]:
             begin, step, fields = (number, int(match["step"]), []) if match else (0, 0, [])
 
 
-def _trainings(source: Source) -> Iterator[StepLine]:
+def _trainings(source: Source, found: LogFigures) -> Iterator[StepLine]:
     """Yield the summaries of the Trainer; another value of a figure begins the next training.
 
     A figure ends in a comma or brace, or its line is as long as the next or the previous one, or the file is JSON.
+    Ranks print about the same value, without a line of a step in between.
     """
-    seen: dict[str, str] = {}
-    training = 1
-    lines = ["", *source.lines, ""]
+    lines, steps = ["", *source.lines, ""], 0
+    matches: list[tuple[int, int, re.Match[str]]] = []
     for number, line in enumerate(source.lines, start=1):
-        aligned = len(line) in (len(lines[number - 1]), len(lines[number + 1]))
-        for match in _TRAINER.finditer(line):
-            name, value = match["name"], match["value"]
-            if seen.get(name) == value:
-                continue
-            if name in seen and name in _TRAINER_FIGURES:
-                seen, training = {}, training + 1
-            seen[name] = value
-            field = StepField(name=name, value=value, is_closed=bool(match["end"]) or aligned or bool(source.json))
-            yield StepLine(line=number, name=f"training {training}", fields=(field,))
+        steps += _TRAINER_STEP.search(line) is not None
+        matches += [(number, steps, match) for match in _TRAINER.finditer(line)]
+    names = [match["name"] for *_, match in matches]
+    seen: dict[str, tuple[str, int]] = {}
+    training = 1
+    for (number, step, match), before, after in zip(matches, ["", *names], [*names[1:], ""], strict=False):
+        name, value = match["name"], match["value"]
+        earlier, earlier_step = seen.get(name, ("", 0))
+        is_of_step = name == "train_tokens_per_second" and before != "train_steps_per_second"
+        if is_of_step or earlier == value or (earlier_step == step and _is_near(earlier, value)):
+            continue
+        if earlier and name in _TRAINER_FIGURES:
+            seen, training = {}, training + 1
+        seen[name] = (value, step)
+        if name == "train_samples_per_second" and after != "train_steps_per_second":
+            why = "without train_steps_per_second it may be that figure, as transformers before 4.7 prints"
+            found.refuse(number, match[0], why)
+            continue
+        aligned = len(lines[number]) in (len(lines[number - 1]), len(lines[number + 1]))
+        field = StepField(name=name, value=value, is_closed=bool(match["end"]) or aligned or bool(source.json))
+        yield StepLine(line=number, name=f"training {training}", fields=(field,))
+
+
+def _is_near(one: str, other: str) -> bool:
+    try:
+        return abs(float(one) - float(other)) <= _RANKS_APART * abs(float(other))
+    except ValueError:
+        return False
 
 
 def _read_trainer(source: Source) -> Imported:
-    found = figures_of(source, list(_trainings(source)), _TRAINER_FIGURES)
+    refused = LogFigures()
+    found = figures_of(source, list(_trainings(source, refused)), _TRAINER_FIGURES)
+    found.add(refused)
     found.notes.append("losses and rates of single steps are not imported")
     return imported(source, found)
 
