@@ -405,6 +405,18 @@ def test_programs_are_read_in_the_units_of_perfsuite(name, figures_of):
     assert () == imported.refused
 
 
+def test_samples_of_the_profiler_are_not_those_of_ranks_that_share_them(tmp_path):
+    """DeepSpeed multiplies the micro-batch by all ranks, and divides by the time of all micro-batches."""
+    text = (SAMPLES / "deepspeed/flops-profiler.txt").read_text().replace("433.07", "3464.56")
+    text = re.sub(r"(world size: +)1\b", r"\g<1>8", text)
+    shared = read_file(written(tmp_path, *text.splitlines()), ImportOptions())
+    assert ["it counts the samples of 8 ranks, of which 8 share each sample"] == [one.why for one in shared.refused]
+    assert ([], [184.73]) == (values(shared, "samples_per_s"), values(shared, "step_time_ms"))
+    assert "latencies are of all micro-batches of a step, FLOPs and samples of one" in shared.notes
+    text = re.sub(r"(data parallel size: +)1\b", r"\g<1>8", text)
+    assert [3464.56] == values(read_file(written(tmp_path, *text.splitlines()), ImportOptions()), "samples_per_s")
+
+
 SUMMARY = "{{'train_runtime': {}, 'train_samples_per_second': {}, 'train_steps_per_second': 0.334, "
 SUMMARY += "'train_tokens_per_second': 2737.984, 'train_loss': 2.8478, 'num_input_tokens_seen': 19660800}}"
 """Transformers 4.57 on 24 devices: the tokens of one device, as tokens seen over time and 24."""
