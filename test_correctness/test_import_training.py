@@ -449,6 +449,41 @@ def test_samples_per_second_without_steps_may_be_steps(tmp_path):
         read_file(written(tmp_path, *old), ImportOptions())
 
 
+@pytest.mark.parametrize(
+    ("lines", "tool", "figures_of"),
+    [
+        (["tflops=63.27010,step=0,loss=11.634403,tgs (tokens/gpu/second)=1424.64,lr=4.0e-07,micro_num=4"],
+         "internevo", {"tflops_per_device": [63.2701], "loss": [11.634403], "tokens_per_s_per_device": [1424.64]}),
+        (["step 00042 (14.0%) | loss: 4.123456 | lrm: 0.04 | dt: 118ms | tok/sec: 4,429 | mfu: 41.2% | epoch: 1"],
+         "nanochat", {"step_time_ms": [118], "tokens_per_s": [4429], "mfu_percent": [41.2]}),
+        (["step 00007/21400 (0.03%) | loss: 9.102311 | dt: 501.27ms | tok/sec: 1,045,920 | bf16_mfu: 48.1 | epoch: 1"],
+         "nanochat", {"step_time_ms": [501.27], "mfu_percent": [48.1]}),
+        (["Step Time : 14.26s GPU utilization: 58.2TFLOP/s/GPU", "Step Time : 9.78s GPU utilization: 52.1 TFLOP/s/GPU"],
+         "megatron", {"step_time_ms": [14260, 9780], "tflops_per_device": [58.2, 52.1]}),
+        ([" iteration 10/ 99 | elapsed time per iteration (ms): 140.6 | lm-loss: 1.005022E+01 | grad norm: 2.199 |"],
+         "megatron", {"step_time_ms": [140.6], "loss": [10.05022]}),
+    ],
+)  # fmt: skip
+def test_forms_of_other_versions_are_read(tmp_path, lines, tool, figures_of):
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert (tool, ()) == (imported.tool, imported.refused)
+    assert figures_of == {metric: pytest.approx(values(imported, metric)) for metric in figures_of}
+
+
+def test_the_batch_of_nanotron_may_be_of_tokens(tmp_path):
+    """Since 2025 it prints tokens as global_batch_size; before that it printed samples."""
+    imported = read("nanotron/iterations.log")
+    assert {"step"} == {name for row in imported.rows for name in row.settings}
+    assert any("global_batch_size" in note for note in imported.notes)
+
+
+def test_figures_of_a_batch_whose_line_was_cut_are_refused(tmp_path):
+    head = ["         Train loss/train/total: 8.4213", "         Train throughput/tokens_per_sec: 20082.8418"]
+    imported = read_file(written(tmp_path, *head, *lines_of("composer/console.log")), ImportOptions())
+    assert [(1, "2 figures from here on")] == [(one.line, one.text) for one in imported.refused]
+    assert len(read("composer/console.log").rows) == len(imported.rows)
+
+
 def test_an_epoch_of_nemo_begins_no_run(tmp_path):
     line = (
         "Training epoch {}, iteration {}/1 | global_step: {} | reduced_train_loss: 11.03 | train_step_timing in s: 4.5"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from perfsuite.base.units import plural
 from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
     NO_GROUPS,
@@ -214,7 +215,6 @@ _NANOTRON = StepProgram(
         "cuda_max_memory_reserved": _short(_RESERVED, "peak reserved, printed in bytes", 2.0**30),
     },
     mark=re.compile(r"\btokens_per_sec_per_gpu:"),
-    settings={"global_batch_size": "global_batch_size"},
 )
 
 
@@ -246,21 +246,23 @@ _NANOGPT = StepProgram(
     },
     mark=re.compile(r"\bloss \S+, time \d"),
 )
+_NANOCHAT_MFU = "nanochat: of 989 TFLOPS (H100), or over the peak that it takes for the device (2026)"
 _NANOCHAT = StepProgram(
-    step=re.compile(r"\bstep (?P<step>\d{1,18})/\d+ \(\d+\.\d+%\) \|(?=\s*loss:)"),
+    step=re.compile(r"\bstep (?P<step>\d{1,18})(?:/\d+)? \(\d+(?:\.\d+)?%\) \|(?=\s*loss:)"),
     fields=re.compile(r"(?P<name>[a-z][\w/ ]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures={
         "loss": (StepFigure(meaning=_LOSS, convention="nanochat: running mean"),),
         "dt": (StepFigure(meaning=_STEP_MS, convention="nanochat: one step", form="@ms"),),
         "tok/sec": (StepFigure(meaning=_ALL_TOKENS, convention="nanochat: of all devices"),),
-        "mfu": (StepFigure(meaning=_MFU, convention="nanochat: of 989 TFLOPS (H100) unless the script was changed"),),
+        "mfu": tuple(StepFigure(meaning=_MFU, convention=_NANOCHAT_MFU, form=form) for form in ("@", "@%")),
+        "bf16_mfu": (StepFigure(meaning=_MFU, convention="nanochat: over the bf16 peak that it takes for the device"),),
     },
     mark=re.compile(r"\btok/sec: \d"),
 )
 _INTERNEVO = StepProgram(
-    step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d{1,18}) )"),
+    step=re.compile(r"\btflops=(?=[^\s,=]+[ ,]step=(?P<step>\d{1,18})[ ,])"),
     fields=re.compile(
-        r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>[^=]*?)(?P<end>\s+(?=[a-z_][\w ()/]*=)|\s*$)"
+        r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>[^=]*?)(?P<end>[\s,]\s*(?=[a-z_][\w ()/]*=)|\s*$)"
     ),
     figures={
         "tflops": (StepFigure(meaning=_TFLOPS, convention="internevo: of one device, by Megatron's formula"),),
@@ -299,7 +301,14 @@ _TRAINER_FIGURES: Mapping[str, Sequence[StepFigure]] = {
 }
 
 
-def _blocks(source: Source) -> Iterator[StepLine]:
+def _read_composer(source: Source) -> Imported:
+    cut = LogFigures()
+    found = figures_of(source, list(_blocks(source, cut)), _COMPOSER)
+    found.add(cut)
+    return imported(source, found)
+
+
+def _blocks(source: Source, found: LogFigures) -> Iterator[StepLine]:
     """Yield the blocks of Composer's console: the line of a batch, and the figures below it."""
     begin, step, fields = 0, 0, list[StepField]()
     for number, line in enumerate([*source.lines, "end"], start=1):
@@ -308,6 +317,9 @@ def _blocks(source: Source) -> Iterator[StepLine]:
         elif line.strip() and not line[:1].isspace():
             if begin and fields:
                 yield StepLine(line=begin, name=f"batch {step}", fields=tuple(fields), step=step)
+            elif fields:
+                why = "the line of its batch is not above: it was cut, or another line was printed below it"
+                found.refuse(fields[0].line, f"{plural(len(fields), 'figure')} from here on", why)
             match = _COMPOSER_STEP.match(line)
             begin, step, fields = (number, int(match["step"]), []) if match else (0, 0, [])
 
@@ -390,7 +402,7 @@ TRAINERS = (
         name="composer",
         about="the console of Composer and llm-foundry",
         recognises=lambda source: any_line(source.lines, _COMPOSER_STEP) and any_line(source.lines, _COMPOSER_LINE),
-        read=lambda source: imported(source, figures_of(source, list(_blocks(source)), _COMPOSER)),
+        read=_read_composer,
         options=("run",),
     ),
     Format(
