@@ -306,6 +306,15 @@ def test_a_name_that_was_cut_is_not_another_collective(tmp_path):
     assert "busbw of reduce is its throughput, but 1376.31 is not 1468.06" in imported.refused[0].why
 
 
+def test_rates_of_reduce_scatter_that_count_every_rank_are_refused(tmp_path):
+    """DeepSpeed multiplied its size, which is of all ranks, by the ranks: from 2023 to 2026."""
+    text = (SAMPLES / "deepspeed/comms-logger.txt").read_text()
+    lines = text.replace("1468.06", "9403.36").replace("1376.31", "8815.65").splitlines()
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert {"broadcast"} == {row.collective for row in imported.rows}
+    assert ["its rates count 16 times its size, once per rank"] == [one.why[:48] for one in imported.refused]
+
+
 def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
     imported = read("megatron/megatron-deepspeed-tgs.log")
     assert [53.753, 52.815] == [

@@ -9,7 +9,7 @@ as ``name=value,`` or as a table, and the memory of nvidia-smi once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from perfsuite.base.units import plural
 from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
@@ -43,6 +43,12 @@ def _spaced(names: str) -> re.Pattern[str]:
     return re.compile(rf"{value}(?P<end>\s{{2,}}(?=[a-z][\w/]*(?: [a-z]+)?:)|\s+(?=(?:{names}):)|\s*$)")
 
 
+def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tuple[StepFigure, ...]:
+    """Return a figure that is always printed with as many decimals, so that a cut one is noticed."""
+    form = rf"(?P<number>-?\d+\.\d{{{decimals}}}|nan|inf)"
+    return (StepFigure(meaning=meaning, convention=how, form=form, is_whole=True, scales={"": factor}),)
+
+
 _TITAN_TOKENS = (
     # It prints whole numbers: 12.345 is 12 thousand with another separator.
     StepFigure(meaning=_TOKENS, convention="torchtitan: of one device", form=r"(?!\d{1,3}(?:\.\d{3})+$)@"),
@@ -64,18 +70,9 @@ _TITAN = StepProgram(
         ),
         "tps": _TITAN_TOKENS,
         "wps": _TITAN_TOKENS,
-        "tflops": (
-            StepFigure(
-                meaning=_TFLOPS,
-                convention="torchtitan: 6 (N - embedding) + 12 L h s a token",
-            ),
-        ),
+        "tflops": (StepFigure(meaning=_TFLOPS, convention="torchtitan: 6 (N - embedding) + 12 L h s a token"),),
         "mfu": (
-            StepFigure(
-                meaning=_MFU,
-                convention="torchtitan: its tflops over the peak that it takes for the device",
-                form="@%",
-            ),
+            StepFigure(meaning=_MFU, convention="torchtitan: over the peak that it takes for the device", form="@%"),
         ),
     },
     mark=re.compile(r"\b(?:tps|wps):\s*\d|\bmfu:"),
@@ -87,14 +84,7 @@ _LATTE = StepProgram(
     fields=re.compile(r"(?P<name>[A-Z][\w /-]*):\s*(?P<value>[^:]*?)\s*(?P<end>,(?!\d)|$)"),
     figures={
         "train loss": (StepFigure(meaning=_LOSS, convention=f"latte, dit: {_SINCE}, over the ranks"),),
-        "train steps/sec": (
-            StepFigure(
-                meaning=_STEPS,
-                convention=f"latte, dit: steps of the whole job; {_SINCE}",
-                form=r"(?P<number>\d+\.\d\d)",
-                is_whole=True,
-            ),
-        ),
+        "train steps/sec": _fixed(_STEPS, f"latte, dit: steps of the whole job; {_SINCE}", 2),
         "samples/sec": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_SINCE}"),),
     },
     mark=re.compile(r"\bTrain Steps/Sec:"),
@@ -217,13 +207,6 @@ _NANOTRON = StepProgram(
     mark=re.compile(r"\btokens_per_sec_per_gpu:"),
 )
 
-
-def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tuple[StepFigure, ...]:
-    """Return a figure that is always printed with as many decimals, so that a cut one is noticed."""
-    form = rf"(?P<number>-?\d+\.\d{{{decimals}}}|nan|inf)"
-    return (StepFigure(meaning=meaning, convention=how, form=form, is_whole=True, scales={"": factor}),)
-
-
 _MAXTEXT = StepProgram(
     step=re.compile(r"\bcompleted step: (?P<step>\d{1,18}), (?=seconds:)"),
     fields=re.compile(r"(?P<name>[A-Za-z][\w/ ]*): (?P<value>[^:]*?)\s*(?P<end>,(?!\d)|$)"),
@@ -291,20 +274,24 @@ _TRAINER = re.compile(
 _TRAINER_STEP = re.compile(r"['\"]loss['\"]:|Running training")
 _RANKS_APART = 0.005  # Largest relative difference between the ranks of one training.
 _WHOLE_RUN = "transformers: whole training, of all devices"
+_OF_ONE = "transformers: whole training, of one device; padding may count"
 _TRAINER_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "train_samples_per_second": (StepFigure(meaning=_SAMPLES, convention=_WHOLE_RUN, form=NO_GROUPS),),
     "train_steps_per_second": (StepFigure(meaning=_STEPS, convention=_WHOLE_RUN, form=NO_GROUPS),),
-    "train_tokens_per_second": (
-        StepFigure(meaning=_TOKENS, convention="transformers: whole training, of one device; padding may count"),
-    ),
+    "train_tokens_per_second": (StepFigure(meaning=_TOKENS, convention=_OF_ONE),),
     "train_loss": (StepFigure(meaning=_LOSS, convention="transformers: mean of the whole training"),),
 }
 
 
-def _read_composer(source: Source) -> Imported:
-    cut = LogFigures()
-    found = figures_of(source, list(_blocks(source, cut)), _COMPOSER)
-    found.add(cut)
+def _read_lines(
+    source: Source,
+    lines: Callable[[Source, LogFigures], Iterator[StepLine]],
+    figures: Mapping[str, Sequence[StepFigure]],
+) -> Imported:
+    """Return the figures of the lines, with the refusals and notes that ``lines`` adds to its second argument."""
+    more = LogFigures()
+    found = figures_of(source, list(lines(source, more)), figures)
+    found.add(more)
     return imported(source, found)
 
 
@@ -354,6 +341,7 @@ def _trainings(source: Source, found: LogFigures) -> Iterator[StepLine]:
         aligned = len(lines[number]) in (len(lines[number - 1]), len(lines[number + 1]))
         field = StepField(name=name, value=value, is_closed=bool(match["end"]) or aligned or bool(source.json))
         yield StepLine(line=number, name=f"training {training}", fields=(field,))
+    found.notes.append("losses and rates of single steps are not imported")
 
 
 def _is_near(one: str, other: str) -> bool:
@@ -361,14 +349,6 @@ def _is_near(one: str, other: str) -> bool:
         return abs(float(one) - float(other)) <= _RANKS_APART * abs(float(other))
     except ValueError:
         return False
-
-
-def _read_trainer(source: Source) -> Imported:
-    refused = LogFigures()
-    found = figures_of(source, list(_trainings(source, refused)), _TRAINER_FIGURES)
-    found.add(refused)
-    found.notes.append("losses and rates of single steps are not imported")
-    return imported(source, found)
 
 
 def _steps(name: str, about: str, program: StepProgram, *, marked: bool = False) -> Format:
@@ -402,13 +382,13 @@ TRAINERS = (
         name="composer",
         about="the console of Composer and llm-foundry",
         recognises=lambda source: any_line(source.lines, _COMPOSER_STEP) and any_line(source.lines, _COMPOSER_LINE),
-        read=_read_composer,
+        read=lambda source: _read_lines(source, _blocks, _COMPOSER),
         options=("run",),
     ),
     Format(
         name="transformers",
         about="summaries of the Trainer of Hugging Face, text or JSON",
         recognises=lambda source: "train_samples_per_second" in source.text,
-        read=_read_trainer,
+        read=lambda source: _read_lines(source, _trainings, _TRAINER_FIGURES),
     ),
 )
