@@ -22,7 +22,7 @@ ROOMS = {
     "fleet": 1_300,
     "gate": 3_940,
     "history": 1_260,
-    "imports": 4_440,
+    "imports": 4_500,
     "metrics": 1_630,
     "models": 3_650,
     "platforms": 3_680,

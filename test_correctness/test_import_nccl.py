@@ -348,6 +348,17 @@ def test_a_table_alone_is_read_with_ranks_given_or_deduced(tmp_path):
     assert {("all_gather", 32)} == kinds(read(tmp_path, gathered, collective="all_gather"))
 
 
+def test_ranks_below_the_end_of_a_table_are_of_the_next_table(tmp_path):
+    """The README of a cloud provider shows the last rank above each table."""
+    rows = A100.strip("\n").split("\n")
+    wider = A100.replace("93.46", "100.14").replace("97.09", "104.02").replace("93.58", "100.27")
+    second = [*ranks(16)[16:17], "#", *BOTH, *wider.replace("97.54", "104.50").strip("\n").split("\n"), *END]
+    for first in ([BEGIN, "#", "..."], ranks(8)[8:9]):
+        imported = read(tmp_path, [*first, *BOTH, *rows, *END, "", "2 nodes", *second])
+        assert ({("all_reduce", 8), ("all_reduce", 16)}, ()) == (kinds(imported), imported.refused)
+        assert "the list of ranks has 1 of 16" not in imported.notes[1]
+
+
 def test_a_table_of_one_side_is_read(tmp_path):
     """Of a cloud provider's guide, which leaves in place out."""
     names = "#       size         count      type   redop    root     time   algbw   busbw #wrong"

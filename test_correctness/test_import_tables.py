@@ -220,6 +220,19 @@ def test_other_columns_and_titles_of_these_tools_are_read(tmp_path, text, name, 
     assert (name, figures) == (imported.rows[0].name, [row.value for row in imported.rows])
 
 
+def test_rows_below_other_text_need_the_sum_of_nvbandwidth(tmp_path):
+    """A log was cut in a matrix; the next program prints a matrix too."""
+    cut, after = (
+        NVBANDWIDTH.partition(" 1    339.87")[0],
+        "P2P=Enabled Bandwidth\n   D\\D     0      1\n     1 274.70 1581.48\n",
+    )
+    assert 3 == len(read(tmp_path, cut).rows)
+    imported = read(tmp_path, cut + after)
+    assert (2, "other text is between its rows") == (len(imported.rows), imported.refused[0].why[:30])
+    whole = NVBANDWIDTH.replace(" 1    339.87", "WARNING of another rank\n 1    339.87")
+    assert 8 == len(read(tmp_path, whole).rows)
+
+
 def test_hccl_takes_its_bandwidth_from_size_and_time(tmp_path):
     imported = read(tmp_path, HCCL, ranks=8)
     algbw = [round(8192 / 764.55 / 1e3, 6), round(65536 / 900 / 1e3, 6), round(1073741824 / 10442.38 / 1e3, 6)]

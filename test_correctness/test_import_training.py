@@ -306,6 +306,15 @@ def test_a_name_that_was_cut_is_not_another_collective(tmp_path):
     assert "busbw of reduce is its throughput, but 1376.31 is not 1468.06" in imported.refused[0].why
 
 
+def test_rates_of_reduce_scatter_that_count_every_rank_are_refused(tmp_path):
+    """DeepSpeed multiplied its size, which is of all ranks, by the ranks: from 2023 to 2026."""
+    text = (SAMPLES / "deepspeed/comms-logger.txt").read_text()
+    lines = text.replace("1468.06", "9403.36").replace("1376.31", "8815.65").splitlines()
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert {"broadcast"} == {row.collective for row in imported.rows}
+    assert ["its rates count 16 times its size, once per rank"] == [one.why[:48] for one in imported.refused]
+
+
 def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
     imported = read("megatron/megatron-deepspeed-tgs.log")
     assert [53.753, 52.815] == [
@@ -403,6 +412,85 @@ def test_programs_are_read_in_the_units_of_perfsuite(name, figures_of):
     imported = read(name)
     assert figures_of == {metric: values(imported, metric) for metric in figures_of}
     assert () == imported.refused
+
+
+def test_samples_of_the_profiler_are_not_those_of_ranks_that_share_them(tmp_path):
+    """DeepSpeed multiplies the micro-batch by all ranks, and divides by the time of all micro-batches."""
+    text = (SAMPLES / "deepspeed/flops-profiler.txt").read_text().replace("433.07", "3464.56")
+    text = re.sub(r"(world size: +)1\b", r"\g<1>8", text)
+    shared = read_file(written(tmp_path, *text.splitlines()), ImportOptions())
+    assert ["it counts the samples of 8 ranks, of which 8 share each sample"] == [one.why for one in shared.refused]
+    assert ([], [184.73]) == (values(shared, "samples_per_s"), values(shared, "step_time_ms"))
+    assert "latencies are of all micro-batches of a step, FLOPs and samples of one" in shared.notes
+    text = re.sub(r"(data parallel size: +)1\b", r"\g<1>8", text)
+    assert [3464.56] == values(read_file(written(tmp_path, *text.splitlines()), ImportOptions()), "samples_per_s")
+
+
+SUMMARY = "{{'train_runtime': {}, 'train_samples_per_second': {}, 'train_steps_per_second': 0.334, "
+SUMMARY += "'train_tokens_per_second': 2737.984, 'train_loss': 2.8478, 'num_input_tokens_seen': 19660800}}"
+"""Transformers 4.57 on 24 devices: the tokens of one device, as tokens seen over time and 24."""
+
+
+def test_summaries_of_ranks_are_one_training(tmp_path):
+    """Of 16 ranks in an experiment of BigScience one printed 3.664, the others 3.663."""
+    ranks = [SUMMARY.format(273.01, 3.663), "100%|#| 4/4 [04:33<00:00]", SUMMARY.format(272.94, 3.664)]
+    imported = read_file(written(tmp_path, *ranks, SUMMARY.format(273.0, 3.663)), ImportOptions())
+    assert ({"training 1"}, [3.663]) == ({row.name for row in imported.rows}, values(imported, "samples_per_s"))
+    step = "{'loss': 2.7, 'epoch': 1.0}"
+    imported = read_file(written(tmp_path, *ranks, step, SUMMARY.format(272.0, 3.676)), ImportOptions())
+    assert [("training 1", 3.663), ("training 2", 3.676)] == [
+        (row.name, row.value) for row in imported.rows if row.metric == "samples_per_s"
+    ]
+
+
+def test_tokens_of_a_summary_are_of_one_device_and_those_of_a_step_are_no_summary(tmp_path):
+    step = (
+        "{'loss': 2.6, 'num_input_tokens_seen': 19660800, 'train_runtime': 252.0, 'train_tokens_per_second': 78016.894}"
+    )
+    imported = read_file(written(tmp_path, step, SUMMARY.format(299.2, 8.021)), ImportOptions())
+    assert {"training 1"} == {row.name for row in imported.rows}
+    assert ([2737.984], []) == (values(imported, "tokens_per_s_per_device"), values(imported, "tokens_per_s"))
+
+
+def test_samples_per_second_without_steps_may_be_steps(tmp_path):
+    old = ["  train_runtime            = 0:03:18.28", "  train_samples_per_second =      5.043"]
+    with pytest.raises(ImportFailed, match="may be that figure, as transformers before 4"):
+        read_file(written(tmp_path, *old), ImportOptions())
+
+
+@pytest.mark.parametrize(
+    ("lines", "tool", "figures_of"),
+    [
+        (["tflops=63.27010,step=0,loss=11.634403,tgs (tokens/gpu/second)=1424.64,lr=4.0e-07,micro_num=4"],
+         "internevo", {"tflops_per_device": [63.2701], "loss": [11.634403], "tokens_per_s_per_device": [1424.64]}),
+        (["step 00042 (14.0%) | loss: 4.123456 | lrm: 0.04 | dt: 118ms | tok/sec: 4,429 | mfu: 41.2% | epoch: 1"],
+         "nanochat", {"step_time_ms": [118], "tokens_per_s": [4429], "mfu_percent": [41.2]}),
+        (["step 00007/21400 (0.03%) | loss: 9.102311 | dt: 501.27ms | tok/sec: 1,045,920 | bf16_mfu: 48.1 | epoch: 1"],
+         "nanochat", {"step_time_ms": [501.27], "mfu_percent": [48.1]}),
+        (["Step Time : 14.26s GPU utilization: 58.2TFLOP/s/GPU", "Step Time : 9.78s GPU utilization: 52.1 TFLOP/s/GPU"],
+         "megatron", {"step_time_ms": [14260, 9780], "tflops_per_device": [58.2, 52.1]}),
+        ([" iteration 10/ 99 | elapsed time per iteration (ms): 140.6 | lm-loss: 1.005022E+01 | grad norm: 2.199 |"],
+         "megatron", {"step_time_ms": [140.6], "loss": [10.05022]}),
+    ],
+)  # fmt: skip
+def test_forms_of_other_versions_are_read(tmp_path, lines, tool, figures_of):
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert (tool, ()) == (imported.tool, imported.refused)
+    assert figures_of == {metric: pytest.approx(values(imported, metric)) for metric in figures_of}
+
+
+def test_the_batch_of_nanotron_may_be_of_tokens(tmp_path):
+    """Since 2025 it prints tokens as global_batch_size; before that it printed samples."""
+    imported = read("nanotron/iterations.log")
+    assert {"step"} == {name for row in imported.rows for name in row.settings}
+    assert any("global_batch_size" in note for note in imported.notes)
+
+
+def test_figures_of_a_batch_whose_line_was_cut_are_refused(tmp_path):
+    head = ["         Train loss/train/total: 8.4213", "         Train throughput/tokens_per_sec: 20082.8418"]
+    imported = read_file(written(tmp_path, *head, *lines_of("composer/console.log")), ImportOptions())
+    assert [(1, "2 figures from here on")] == [(one.line, one.text) for one in imported.refused]
+    assert len(read("composer/console.log").rows) == len(imported.rows)
 
 
 def test_an_epoch_of_nemo_begins_no_run(tmp_path):

@@ -60,7 +60,27 @@ def test_flagperf_s_pretraining_says_how_it_counts():
     assert (mfu.unit, mfu.settings["stated_peak_tflops"]) == ("percent", "98")
     for row in (tokens, mfu, found["epoch 1", "tokens_per_s"]):
         assert "a local batch above 1 is counted twice" in row.convention
+    assert "42e9 operations a token over the stated peak" in mfu.convention
     assert samples.convention.startswith("deepspeed: of all devices")
+
+
+def test_other_programs_of_flagperf_count_in_their_own_way(tmp_path):
+    """Of 70e9 parameters under Megatron, of two stages with 2 and 6 operations, and of tokens that are of a step."""
+    log = tmp_path / "rank0.out.log"
+
+    def read(*lines):
+        log.write_text("\n".join(lines))
+        return read_file(log, ImportOptions())
+
+    megatron = read("System tokens per second:  16000.0", "Tokens/p/s:  500.0", "MFU:  0.673")
+    assert "2 or 6 operations per parameter and token over a peak that the log" in megatron.rows[2].convention
+    stage = ("Tokens/p/s:  4000.0", "Theory TFLOPS:  312")
+    llava = read("Pretrain stage", *stage, "MFU:  0.3333", "Finetune stage", *stage, "MFU:  1.0")
+    assert [("pretrain stage", "26e9"), ("finetune stage", "78e9")] == [
+        (row.name, row.convention.split()[1]) for row in llava.rows if row.metric == "mfu_percent"
+    ]
+    tuned = read("System tokens per second:  8192", "avg_iter_time(s): 1.9", "Tokens/p/s:  538.9", "MFU:  0.04")
+    assert ([538.9, 4.0], 1) == ([row.value for row in tuned.rows], tuned.refused[0].line)
 
 
 @pytest.mark.parametrize("path", sorted(NCCL.glob("*")), ids=lambda path: path.name)

@@ -140,7 +140,7 @@ _FIGURES: tuple[tuple[str, Meaning, Mapping[str, float], str], ...] = (
 _PROFILED = re.compile(
     r"^(?P<title>[A-Za-z][^:]*):\s*(?P<value>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|-?inf)?(?P<unit>.*)$"
 )
-_COUNTS = ("world size", "batch size per GPU")
+_COUNTS = ("world size", "data parallel size", "batch size per GPU")
 _ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per (?:GPU|device)")
 
 
@@ -197,6 +197,8 @@ class _Profile:
                 self._take_count(number, match)
         for number, match in parts:
             self._take(number, match)
+        if any(row.metric == "step_time_ms" for row in self._found.rows):
+            self._found.notes.append("latencies are of all micro-batches of a step, FLOPs and samples of one")
         last = max((row.line for row in self._found.rows), default=0)
         unread = dict.fromkeys(title for number, title in self._unread if number < last)
         self._check_samples()
@@ -245,17 +247,23 @@ class _Profile:
             self._unread.append((number, title.partition(" = ")[0]))
 
     def _check_samples(self) -> None:
-        """Refuse samples per second that contradict batch, ranks and time: one of the four lines was cut."""
+        """Refuse samples per second that count every rank of a model parallel group, or contradict the other lines."""
         rows = {row.metric: row for row in self._found.rows}
         samples, step = rows.get("samples_per_s"), rows.get("step_time_ms")
-        if samples is None or step is None or not step.value or not set(_COUNTS) <= set(self._counts):
+        ranks, replicas, batch = (self._counts.get(name) for name in _COUNTS)
+        if samples is None or ranks is None:
             return
-        expected = math.prod(self._counts.values()) / step.value * 1e3
-        if abs(samples.value - expected) > _SAMPLES_OFF * expected + 0.01:
-            why = f"world size x batch / iter latency is {expected:.4g} samples/s: one of these lines was cut"
+        why = ""
+        if (replicas or ranks) != ranks:
+            why = f"it counts the samples of {ranks} ranks, of which {ranks // (replicas or 1)} share each sample"
+        elif step is not None and step.value and batch:
+            expected = ranks * batch / step.value * 1e3
+            if abs(samples.value - expected) > _SAMPLES_OFF * expected + 0.01:
+                why = f"world size x batch / iter latency is {expected:.4g} samples/s: one of these lines was cut"
+                self._counts.clear()
+        if why:
             self._found.refuse(samples.line, f"samples/second: {samples.printed}", why)
             self._found.rows.remove(samples)
-            self._counts.clear()
 
 
 FORMAT = Format(

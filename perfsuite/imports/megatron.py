@@ -94,8 +94,7 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
         StepFigure(meaning=_STEP_MS, convention="nemo: last iteration, printed in s", scales={"": 1e3}),
     ),
     "reduced_train_loss": (StepFigure(meaning=("loss", "", "lower"), convention="nemo: last iteration"),),
-    "lm loss": _LOSS,
-    "lm_loss": _LOSS,
+    **dict.fromkeys(("lm loss", "lm_loss", "lm-loss"), _LOSS),
 }
 PROGRAM = StepProgram(
     step=re.compile(
@@ -122,10 +121,10 @@ _BAR = StepProgram(
     ignored=frozenset({"global_step", "v_num"}),
 )
 """NeMo's progress bar; the bar counts the steps exactly, while its global_step has three digits."""
-_BRIDGE = re.compile(r"\bStep Time : (?P<time>[\d.]+s) GPU utilization: (?P<rate>[\d.]+MODEL_TFLOP/s/GPU)\s*$")
+_BRIDGE = re.compile(r"\bStep Time : (?P<time>[\d.]+s) GPU utilization: (?P<rate>[\d.]+ ?(?:MODEL_)?TFLOP/s/GPU)\s*$")
 _BRIDGE_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "time": (StepFigure(meaning=_STEP_MS, convention="megatron-bridge: printed in s", form="@s", scales={"": 1e3}),),
-    "rate": (StepFigure(meaning=_TFLOPS, convention=f"megatron-bridge: {_MODEL}", form="@MODEL_TFLOP/s/GPU"),),
+    "rate": (StepFigure(meaning=_TFLOPS, convention=f"megatron-bridge: {_MODEL}", form="@ ?(?:MODEL_)?TFLOP/s/GPU"),),
 }
 _SKIPPED = re.compile(r"\biteration\s+(\d{1,18})/[^|]*\|.{0,2000}?\bnumber of skipped iterations:\s+(?!0\s*\|)\d+\s*\|")
 """A line whose time has iterations that ended before the optimizer, because a gradient overflowed."""
@@ -141,7 +140,7 @@ def family(source: Source) -> str:
     'gpt-neox'
     """
     if not PROGRAM.begins(source):
-        return "megatron" if _BAR.begins(source) else ""
+        return "megatron" if _BAR.begins(source) or any_line(source.lines, _BRIDGE) else ""
     if any_line(source.lines, _NEOX):
         return "gpt-neox"
     return "primus" if any_line(source.lines, _PRIMUS) else "megatron"

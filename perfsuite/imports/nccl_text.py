@@ -85,13 +85,16 @@ def _of_one(lines: Sequence[Line], everything: Sequence[Line]) -> list[tuple[lis
     seen = ""
     has_begin = False
     last = 0
+    listed: int | None = None  # The first rank below the end of a run: the list belongs to the next run.
     for index, line in enumerate(lines):
         rows = ROW.match(line.text) is not None
         begins = BEGIN.search(line.text) is not None
         ends = {"", "end"} if has_begin else {"", "end", "rows"}  # a second table before the end is of another process
         if begins or (is_table(line.text) and seen in ends) or (rows and not seen):
-            starts.append((index, last))
-            seen, has_begin = "begin", begins
+            starts.append((index if begins or listed is None else listed, last))
+            seen, has_begin, listed = "begin", begins, None
+        elif seen == "end" and listed is None and _RANK.match(line.text):
+            listed = index
         if rows:
             seen = "rows"
         is_end = line.text.startswith(("# Out of bounds", "# Avg bus", "# Collective test concluded"))

@@ -43,6 +43,8 @@ class _Matrix:
     columns: tuple[str, ...] = ()
     rows: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     total: str = ""
+    has_text: bool = False  # Other text follows a row.
+    is_mixed: bool = False  # A row follows other text, so it may be of another program.
     broken: list[Refused] = field(default_factory=list)
 
 
@@ -109,8 +111,11 @@ def _add(matrix: _Matrix, line: Line) -> None:
             return  # printed twice
         if is_whole and all(map(_CELL.fullmatch, cells[1:])) and cells[0] not in [row[0] for _, row in matrix.rows]:
             matrix.rows.append((line.number, cells))
+            matrix.is_mixed |= matrix.has_text
         else:
             matrix.broken.append(Refused(line=line.number, text=" ".join(cells), why="the row is cut or broken"))
+    else:
+        matrix.has_text |= bool(matrix.rows and cells)
 
 
 def _why_refused(matrix: _Matrix) -> str:
@@ -121,7 +126,7 @@ def _why_refused(matrix: _Matrix) -> str:
     if matrix.unit not in _UNITS:
         return f"the unit is {matrix.unit!r:.20}, not {' or '.join(_UNITS)}"
     if not matrix.total:
-        return ""
+        return "other text is between its rows, and no SUM shows that all are its own" if matrix.is_mixed else ""
     numbers = [printed(cell).numbers[0].interval for _, row in matrix.rows for cell in row[1:] if cell != "N/A"]
     low, high = (sum((getattr(one, end) for one in numbers), Fraction(0)) for end in ("low", "high"))
     total = printed(matrix.total).numbers[0].interval

@@ -9,8 +9,9 @@ as ``name=value,`` or as a table, and the memory of nvidia-smi once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from perfsuite.base.units import plural
 from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
     NO_GROUPS,
@@ -42,6 +43,12 @@ def _spaced(names: str) -> re.Pattern[str]:
     return re.compile(rf"{value}(?P<end>\s{{2,}}(?=[a-z][\w/]*(?: [a-z]+)?:)|\s+(?=(?:{names}):)|\s*$)")
 
 
+def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tuple[StepFigure, ...]:
+    """Return a figure that is always printed with as many decimals, so that a cut one is noticed."""
+    form = rf"(?P<number>-?\d+\.\d{{{decimals}}}|nan|inf)"
+    return (StepFigure(meaning=meaning, convention=how, form=form, is_whole=True, scales={"": factor}),)
+
+
 _TITAN_TOKENS = (
     # It prints whole numbers: 12.345 is 12 thousand with another separator.
     StepFigure(meaning=_TOKENS, convention="torchtitan: of one device", form=r"(?!\d{1,3}(?:\.\d{3})+$)@"),
@@ -63,18 +70,9 @@ _TITAN = StepProgram(
         ),
         "tps": _TITAN_TOKENS,
         "wps": _TITAN_TOKENS,
-        "tflops": (
-            StepFigure(
-                meaning=_TFLOPS,
-                convention="torchtitan: 6 (N - embedding) + 12 L h s a token",
-            ),
-        ),
+        "tflops": (StepFigure(meaning=_TFLOPS, convention="torchtitan: 6 (N - embedding) + 12 L h s a token"),),
         "mfu": (
-            StepFigure(
-                meaning=_MFU,
-                convention="torchtitan: its tflops over the peak that it takes for the device",
-                form="@%",
-            ),
+            StepFigure(meaning=_MFU, convention="torchtitan: over the peak that it takes for the device", form="@%"),
         ),
     },
     mark=re.compile(r"\b(?:tps|wps):\s*\d|\bmfu:"),
@@ -86,14 +84,7 @@ _LATTE = StepProgram(
     fields=re.compile(r"(?P<name>[A-Z][\w /-]*):\s*(?P<value>[^:]*?)\s*(?P<end>,(?!\d)|$)"),
     figures={
         "train loss": (StepFigure(meaning=_LOSS, convention=f"latte, dit: {_SINCE}, over the ranks"),),
-        "train steps/sec": (
-            StepFigure(
-                meaning=_STEPS,
-                convention=f"latte, dit: steps of the whole job; {_SINCE}",
-                form=r"(?P<number>\d+\.\d\d)",
-                is_whole=True,
-            ),
-        ),
+        "train steps/sec": _fixed(_STEPS, f"latte, dit: steps of the whole job; {_SINCE}", 2),
         "samples/sec": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_SINCE}"),),
     },
     mark=re.compile(r"\bTrain Steps/Sec:"),
@@ -214,15 +205,7 @@ _NANOTRON = StepProgram(
         "cuda_max_memory_reserved": _short(_RESERVED, "peak reserved, printed in bytes", 2.0**30),
     },
     mark=re.compile(r"\btokens_per_sec_per_gpu:"),
-    settings={"global_batch_size": "global_batch_size"},
 )
-
-
-def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tuple[StepFigure, ...]:
-    """Return a figure that is always printed with as many decimals, so that a cut one is noticed."""
-    form = rf"(?P<number>-?\d+\.\d{{{decimals}}}|nan|inf)"
-    return (StepFigure(meaning=meaning, convention=how, form=form, is_whole=True, scales={"": factor}),)
-
 
 _MAXTEXT = StepProgram(
     step=re.compile(r"\bcompleted step: (?P<step>\d{1,18}), (?=seconds:)"),
@@ -246,21 +229,23 @@ _NANOGPT = StepProgram(
     },
     mark=re.compile(r"\bloss \S+, time \d"),
 )
+_NANOCHAT_MFU = "nanochat: of 989 TFLOPS (H100), or over the peak that it takes for the device (2026)"
 _NANOCHAT = StepProgram(
-    step=re.compile(r"\bstep (?P<step>\d{1,18})/\d+ \(\d+\.\d+%\) \|(?=\s*loss:)"),
+    step=re.compile(r"\bstep (?P<step>\d{1,18})(?:/\d+)? \(\d+(?:\.\d+)?%\) \|(?=\s*loss:)"),
     fields=re.compile(r"(?P<name>[a-z][\w/ ]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures={
         "loss": (StepFigure(meaning=_LOSS, convention="nanochat: running mean"),),
         "dt": (StepFigure(meaning=_STEP_MS, convention="nanochat: one step", form="@ms"),),
         "tok/sec": (StepFigure(meaning=_ALL_TOKENS, convention="nanochat: of all devices"),),
-        "mfu": (StepFigure(meaning=_MFU, convention="nanochat: of 989 TFLOPS (H100) unless the script was changed"),),
+        "mfu": tuple(StepFigure(meaning=_MFU, convention=_NANOCHAT_MFU, form=form) for form in ("@", "@%")),
+        "bf16_mfu": (StepFigure(meaning=_MFU, convention="nanochat: over the bf16 peak that it takes for the device"),),
     },
     mark=re.compile(r"\btok/sec: \d"),
 )
 _INTERNEVO = StepProgram(
-    step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d{1,18}) )"),
+    step=re.compile(r"\btflops=(?=[^\s,=]+[ ,]step=(?P<step>\d{1,18})[ ,])"),
     fields=re.compile(
-        r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>[^=]*?)(?P<end>\s+(?=[a-z_][\w ()/]*=)|\s*$)"
+        r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>[^=]*?)(?P<end>[\s,]\s*(?=[a-z_][\w ()/]*=)|\s*$)"
     ),
     figures={
         "tflops": (StepFigure(meaning=_TFLOPS, convention="internevo: of one device, by Megatron's formula"),),
@@ -283,17 +268,34 @@ _COMPOSER: Mapping[str, Sequence[StepFigure]] = {
     "throughput/device/flops_per_sec": _fixed(_TFLOPS, f"{_WINDOW}, model FLOPs, printed in FLOPS", 4, 1e-12),
     "throughput/device/mfu": _fixed(_MFU, f"{_WINDOW}, printed as a fraction", 4, 100.0),
 }
-_TRAINER = re.compile(r"\b(?P<name>train_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+(?:,\d[^\s,}]*)*)(?P<end>[,}]?)")
+_TRAINER = re.compile(
+    r"\b(?P<name>(?:train|effective)_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+(?:,\d[^\s,}]*)*)(?P<end>[,}]?)"
+)
+_TRAINER_STEP = re.compile(r"['\"]loss['\"]:|Running training")
+_RANKS_APART = 0.005  # Largest relative difference between the ranks of one training.
 _WHOLE_RUN = "transformers: whole training, of all devices"
+_OF_ONE = "transformers: whole training, of one device; padding may count"
 _TRAINER_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "train_samples_per_second": (StepFigure(meaning=_SAMPLES, convention=_WHOLE_RUN, form=NO_GROUPS),),
     "train_steps_per_second": (StepFigure(meaning=_STEPS, convention=_WHOLE_RUN, form=NO_GROUPS),),
-    "train_tokens_per_second": (StepFigure(meaning=_ALL_TOKENS, convention=f"{_WHOLE_RUN}; padding may count"),),
+    "train_tokens_per_second": (StepFigure(meaning=_TOKENS, convention=_OF_ONE),),
     "train_loss": (StepFigure(meaning=_LOSS, convention="transformers: mean of the whole training"),),
 }
 
 
-def _blocks(source: Source) -> Iterator[StepLine]:
+def _read_lines(
+    source: Source,
+    lines: Callable[[Source, LogFigures], Iterator[StepLine]],
+    figures: Mapping[str, Sequence[StepFigure]],
+) -> Imported:
+    """Return the figures of the lines, with the refusals and notes that ``lines`` adds to its second argument."""
+    more = LogFigures()
+    found = figures_of(source, list(lines(source, more)), figures)
+    found.add(more)
+    return imported(source, found)
+
+
+def _blocks(source: Source, found: LogFigures) -> Iterator[StepLine]:
     """Yield the blocks of Composer's console: the line of a batch, and the figures below it."""
     begin, step, fields = 0, 0, list[StepField]()
     for number, line in enumerate([*source.lines, "end"], start=1):
@@ -302,35 +304,51 @@ def _blocks(source: Source) -> Iterator[StepLine]:
         elif line.strip() and not line[:1].isspace():
             if begin and fields:
                 yield StepLine(line=begin, name=f"batch {step}", fields=tuple(fields), step=step)
+            elif fields:
+                why = "the line of its batch is not above: it was cut, or another line was printed below it"
+                found.refuse(fields[0].line, f"{plural(len(fields), 'figure')} from here on", why)
             match = _COMPOSER_STEP.match(line)
             begin, step, fields = (number, int(match["step"]), []) if match else (0, 0, [])
 
 
-def _trainings(source: Source) -> Iterator[StepLine]:
+def _trainings(source: Source, found: LogFigures) -> Iterator[StepLine]:
     """Yield the summaries of the Trainer; another value of a figure begins the next training.
 
     A figure ends in a comma or brace, or its line is as long as the next or the previous one, or the file is JSON.
+    Ranks print about the same value, without a line of a step in between.
     """
-    seen: dict[str, str] = {}
-    training = 1
-    lines = ["", *source.lines, ""]
+    lines, steps = ["", *source.lines, ""], 0
+    matches: list[tuple[int, int, re.Match[str]]] = []
     for number, line in enumerate(source.lines, start=1):
-        aligned = len(line) in (len(lines[number - 1]), len(lines[number + 1]))
-        for match in _TRAINER.finditer(line):
-            name, value = match["name"], match["value"]
-            if seen.get(name) == value:
-                continue
-            if name in seen and name in _TRAINER_FIGURES:
-                seen, training = {}, training + 1
-            seen[name] = value
-            field = StepField(name=name, value=value, is_closed=bool(match["end"]) or aligned or bool(source.json))
-            yield StepLine(line=number, name=f"training {training}", fields=(field,))
-
-
-def _read_trainer(source: Source) -> Imported:
-    found = figures_of(source, list(_trainings(source)), _TRAINER_FIGURES)
+        steps += _TRAINER_STEP.search(line) is not None
+        matches += [(number, steps, match) for match in _TRAINER.finditer(line)]
+    names = [match["name"] for *_, match in matches]
+    seen: dict[str, tuple[str, int]] = {}
+    training = 1
+    for (number, step, match), before, after in zip(matches, ["", *names], [*names[1:], ""], strict=False):
+        name, value = match["name"], match["value"]
+        earlier, earlier_step = seen.get(name, ("", 0))
+        is_of_step = name == "train_tokens_per_second" and before != "train_steps_per_second"
+        if is_of_step or earlier == value or (earlier_step == step and _is_near(earlier, value)):
+            continue
+        if earlier and name in _TRAINER_FIGURES:
+            seen, training = {}, training + 1
+        seen[name] = (value, step)
+        if name == "train_samples_per_second" and after != "train_steps_per_second":
+            why = "without train_steps_per_second it may be that figure, as transformers before 4.7 prints"
+            found.refuse(number, match[0], why)
+            continue
+        aligned = len(lines[number]) in (len(lines[number - 1]), len(lines[number + 1]))
+        field = StepField(name=name, value=value, is_closed=bool(match["end"]) or aligned or bool(source.json))
+        yield StepLine(line=number, name=f"training {training}", fields=(field,))
     found.notes.append("losses and rates of single steps are not imported")
-    return imported(source, found)
+
+
+def _is_near(one: str, other: str) -> bool:
+    try:
+        return abs(float(one) - float(other)) <= _RANKS_APART * abs(float(other))
+    except ValueError:
+        return False
 
 
 def _steps(name: str, about: str, program: StepProgram, *, marked: bool = False) -> Format:
@@ -364,13 +382,13 @@ TRAINERS = (
         name="composer",
         about="the console of Composer and llm-foundry",
         recognises=lambda source: any_line(source.lines, _COMPOSER_STEP) and any_line(source.lines, _COMPOSER_LINE),
-        read=lambda source: imported(source, figures_of(source, list(_blocks(source)), _COMPOSER)),
+        read=lambda source: _read_lines(source, _blocks, _COMPOSER),
         options=("run",),
     ),
     Format(
         name="transformers",
         about="summaries of the Trainer of Hugging Face, text or JSON",
         recognises=lambda source: "train_samples_per_second" in source.text,
-        read=_read_trainer,
+        read=lambda source: _read_lines(source, _trainings, _TRAINER_FIGURES),
     ),
 )
