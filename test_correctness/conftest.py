@@ -63,7 +63,7 @@ OF_RANKS = (*PRELOAD, *FunctionWorkload.preload, *TRAINING)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A folder's fast tests run file by file in two processes, unless ``-n`` says otherwise or pytest-xdist is missing.
+    """A folder's fast tests run in two processes, unless ``-n`` says otherwise or pytest-xdist is missing.
 
     None of them depends on how long anything takes, and many wait for processes most of the time.
     """
@@ -71,7 +71,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     asked = getattr(option, "numprocesses", 0) is not None or option.usepdb or option.collectonly
     fast = "not slow" in option.markexpr and any(Path(argument).is_dir() for argument in config.args)
     if fast and not (asked or hasattr(config, "workerinput")):
-        option.numprocesses, option.dist = 2, "loadfile"
+        option.numprocesses, option.dist = 2, "worksteal"
 
 
 def pytest_configure(config: pytest.Config) -> None:
