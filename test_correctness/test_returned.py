@@ -268,7 +268,7 @@ LEFT = {
     ],
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_work_that_three_iterations_leave_is_refused_by_name(left, start):
+def test_work_that_iterations_leave_is_refused_by_name(left, start):
     before = [vars(threading.Thread)["start"], vars(subprocess.Popen)["wait"], _thread.start_new_thread]
     with multiprocessing.pool.ThreadPool(1) as threads, concurrent.futures.ThreadPoolExecutor() as pool:
         pool.threads = threads
@@ -276,8 +276,118 @@ def test_work_that_three_iterations_leave_is_refused_by_name(left, start):
         iteration()
         iteration()
         with pytest.raises(InvalidParameter, match=rf"step started work and did not wait for it \({left}"):
-            iteration()
+            [iteration() for _ in range(6 if left == "Task" else 1)]  # the next run of its loop may wait for a task
     assert before == [vars(threading.Thread)["start"], vars(subprocess.Popen)["wait"], _thread.start_new_thread]
+
+
+def with_a_loader():
+    loaded = iter(torch.utils.data.DataLoader(range(1000), num_workers=1))
+    return lambda: next(loaded)
+
+
+def with_buffers_of_a_queue():
+    buffers = queue.Queue()
+    buffers.put(0)
+    return lambda: buffers.put(buffers.get())
+
+
+def with_a_future():
+    pool = concurrent.futures.ThreadPoolExecutor()
+    ENDS.append(pool.shutdown)
+    loaded = [pool.submit(int)]
+
+    def run():
+        loaded.pop().result()
+        loaded.append(pool.submit(int))
+
+    return run
+
+
+@pytest.mark.usefixtures("ends_of_threads")
+@pytest.mark.parametrize(
+    ("left", "make"),
+    [
+        *itertools.product(["Thread", "Queue"], [with_a_loader, with_buffers_of_a_queue, with_a_future]),
+        ("Future", with_a_loader),
+        ("Future", with_buffers_of_a_queue),  # a future for which the loop waits may be this one
+    ],
+)
+def test_a_wait_for_other_work_does_not_allow_work_that_piles_up(left, make):
+    ended = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        leave = {
+            "Thread": lambda: threading.Thread(target=ended.wait, args=(60,)).start(),
+            "Future": lambda: pool.submit(ended.wait, 60),
+            "Queue": by_put(served(queue.Queue(), lambda _: ended.wait(60), 0)),
+        }[left]
+        ENDS.append(ended.set)
+        wait = make()
+
+        def run():
+            wait()
+            leave()
+
+        iteration = Iteration(run, "step")
+        try:
+            with pytest.raises(InvalidParameter, match=rf"did not wait for it \([\w, ]*{left}"):
+                [iteration() for _ in range(8)]
+        finally:
+            ended.set()
+
+
+def that_waits_by(wait):
+    """Return the maker of a loop that waits so for the work of the iteration before."""
+
+    def make(pool):
+        earlier = []
+
+        def run():
+            while earlier:
+                wait(earlier.pop())
+            done = threading.Event()
+            earlier.append((pool.submit(lambda: (time.sleep(0.01), done.set())), done))
+
+        return run
+
+    return make
+
+
+def by_its_state(asked):
+    while not asked[0].done():
+        time.sleep(0.001)
+
+
+def with_few_in_flight(pool):
+    free = threading.Semaphore(1)
+
+    def run():
+        free.acquire()
+        threading.Thread(target=lambda: (time.sleep(0.01), free.release())).start()
+
+    return run
+
+
+def with_a_pool_for_each(pool):
+    earlier = []
+
+    def run():
+        while earlier:
+            earlier.pop().shutdown()
+        earlier.append(concurrent.futures.ThreadPoolExecutor(1))
+        earlier[0].submit(time.sleep, 0.01)
+
+    return run
+
+
+def with_a_task_for_the_next_run(pool):
+    tasks = []
+
+    async def main():
+        if tasks:
+            await tasks.pop()
+        tasks.append(asyncio.ensure_future(asyncio.sleep(0.01)))
+
+    return lambda: LOOP.run_until_complete(main())
 
 
 def that_prefetches(pool):
@@ -425,6 +535,14 @@ def that_logs_by_a_thread(pool):
     "make",
     [
         that_prefetches,
+        that_waits_by(lambda asked: asked[0].exception()),
+        that_waits_by(lambda asked: concurrent.futures.wait([asked[0]])),
+        that_waits_by(lambda asked: [*concurrent.futures.as_completed([asked[0]])]),
+        that_waits_by(lambda asked: asked[1].wait()),
+        that_waits_by(by_its_state),
+        with_few_in_flight,
+        with_a_pool_for_each,
+        with_a_task_for_the_next_run,
         that_asks_a_thread,
         with_buffers,
         that_keeps_its_results,

@@ -1,8 +1,9 @@
 """Find threads, processes, futures and tasks that an iteration starts and neither waits for nor returns.
 
 The samples would not include their work. Three iterations in a row that leave work end the case: a pool or a service
-starts only once. Work for which the next iteration waits is allowed, as data loaders and checkpoints do: the time of
-such a loop is true. Items for an earlier thread are allowed too, unless they pile up.
+starts only once. Work for which a later iteration waits is allowed, as data loaders and checkpoints do: the time of
+such a loop is true. A wait for other things, as at a queue, allows work that does not pile up. Items for an earlier
+thread are allowed too, unless they pile up.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -28,25 +30,31 @@ import torch
 
 from perfsuite.base.errors import InvalidParameter
 
-_KINDS: tuple[tuple[Any, str, str, Callable[[Any], bool]], ...] = (
-    (threading.Thread, "start", "join", lambda thread: thread.is_alive() and not _is_of_a_pool(thread)),
-    (concurrent.futures.Future, "__init__", "result", lambda future: not future.done()),
-    (multiprocessing.pool.ApplyResult, "__init__", "wait", lambda result: not result.ready()),
-    (multiprocessing.pool.IMapIterator, "__init__", "__next__", lambda results: results._job in results._cache),
-    (torch.futures.Future, "__init__", "wait", lambda future: not future.done()),
-    (multiprocessing.process.BaseProcess, "start", "join", lambda _: False),  # _processes() finds all
-    (subprocess.Popen, "__init__", "wait", lambda _: False),
-    (queue.Queue, "put", "get", lambda items: items.unfinished_tasks > items.qsize() > 0 and not items.full()),
-    (multiprocessing.queues.Queue, "put", "get", lambda items: bool(items._buffer)),  # not yet sent
-    (asyncio.BaseEventLoop, "call_soon_threadsafe", "", lambda loop: bool(loop._ready)),
+_KINDS: tuple[tuple[Any, str, str, Callable[[Any], int]], ...] = (
+    (threading.Thread, "start", "join is_alive", lambda thread: thread.is_alive() and not _is_of_a_pool(thread)),
+    (concurrent.futures.Future, "__init__", "result exception done", lambda future: not future.done()),
+    (multiprocessing.pool.ApplyResult, "__init__", "wait ready", lambda result: not result.ready()),
+    (multiprocessing.pool.IMapIterator, "__init__", "__next__ next", lambda results: results._job in results._cache),
+    (torch.futures.Future, "__init__", "wait done", lambda future: not future.done()),
+    (multiprocessing.process.BaseProcess, "start", "join is_alive", lambda _: 0),  # _processes() finds all
+    (subprocess.Popen, "__init__", "wait poll", lambda _: 0),
+    (queue.Queue, "put", "get", lambda items: items.unfinished_tasks > (n := items.qsize()) and n * (not items.full())),
+    (multiprocessing.queues.Queue, "put", "get", lambda items: len(items._buffer)),  # not yet sent
+    (asyncio.BaseEventLoop, "call_soon_threadsafe", "run_until_complete", lambda loop: len(loop._ready)),
+    (threading.Event, "", "wait", int),
+    (concurrent.futures._base._AcquireFutures, "", "__enter__", int),  # wait() and as_completed()
 )
-"""Classes of handles: class, method that starts, method that waits, and whether the work goes on.  Items of a queue
-are work if others were taken and not marked as done: a thread reads the queue.  A full queue lets the caller wait."""
+"""Classes of handles: class, method that starts, methods that wait or ask, and how much of the work goes on.  Items of
+a queue are work if others were taken and not marked as done: a thread reads the queue.  A full queue lets the caller
+wait."""
+_QUEUES = (queue.Queue, multiprocessing.queues.Queue)
 _MAKERS = (("asyncio.base_events", "BaseEventLoop", "create_task"), ("torch.distributed.rpc", "api", "_invoke_rpc"))
 """Functions that return a handle with a method ``done``, by module, owner and name."""
 _POOLS = ("concurrent", "multiprocessing", "asyncio", "torch")
 """Packages whose threads serve futures that are noted themselves."""
-_MOST_IN_A_ROW = 2
+_MOST_IN_A_ROW, _MOST_THAT_GROW = 2, 5
+"""Most iterations in a row that leave work.  After any wait: most that leave more than all before them, as a loader
+does that begins several batches ahead."""
 _GRACE_S, _GRACE = 5e-4, 0.05  # Time for a thread to end after it sent its result: seconds, and share of the iteration.
 
 
@@ -57,25 +65,37 @@ class Started:
         """``name`` names the workload in errors."""
         self._name = name
         self._caller = (os.getpid(), threading.get_ident())
-        self._made: list[tuple[Any, Callable[[Any], bool]]] = []
+        self._made: list[tuple[Any, Callable[[Any], int]]] = []
+        self._seen: dict[int, tuple[weakref.ref[Any], Callable[[Any], int]]] = {}  # Handles of all noted iterations.
         self._stack = contextlib.ExitStack()
         self._processes: set[str] = set()
         self._began_s = 0.0
         self._in_a_row = 0  # Number of the last iterations that left work.
-        self._waits_later = False  # Whether an iteration waited for work that was started before it.
+        self._growing = 0  # Number of iterations that left more than all before them, since one left less than half.
+        self._most = 0
+        self._waited: set[type] = set()  # Classes of handles for which an iteration waited after their own.
 
     def __enter__(self) -> None:
         self._made.clear()
         self._processes = _processes()
         enter = self._stack.enter_context
         for kind, start, wait, goes_on in _KINDS:
-            enter(replaced(kind, start, Noted(vars(kind)[start], self._note, goes_on)))
-            if wait:
-                enter(replaced(kind, wait, Noted(vars(kind)[wait], self._awaited)))
+            if start:
+                enter(replaced(kind, start, Noted(vars(kind)[start], self._note, goes_on)))
+            for name in wait.split():
+                enter(replaced(kind, name, Noted(vars(kind)[name], self._awaited)))
         for module, owner, name in _MAKERS:
             if (made_by := getattr(sys.modules.get(module), owner, None)) is not None:
                 enter(replaced(made_by, name, self._maker(getattr(made_by, name))))
         enter(replaced(_thread, "start_new_thread", _start_thread))
+        acquire = threading.Semaphore.acquire
+
+        def note_and_acquire(semaphore: Any, blocking: bool = True, timeout: float | None = None) -> bool:
+            if blocking and timeout != 0:  # an executor asks without a wait
+                self._awaited(semaphore)
+            return acquire(semaphore, blocking, timeout)
+
+        enter(replaced(threading.Semaphore, "acquire", note_and_acquire))
         self._began_s = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
@@ -101,9 +121,13 @@ class Started:
             self._made.append((made, goes_on))
 
     def _awaited(self, handle: Any) -> None:
-        is_queue = isinstance(handle, (queue.Queue, multiprocessing.queues.Queue))
-        if self._is_caller() and (is_queue or all(handle is not made for made, _ in self._made)):
-            self._waits_later = True
+        """Note a wait by the caller; a thread that it left may wait for other things, and ``start`` for the thread."""
+        own = [each for made, _ in self._made for each in (made, getattr(made, "_started", None))]
+        is_later = isinstance(handle, _QUEUES) or all(handle is not each for each in own)
+        if isinstance(handle, asyncio.BaseEventLoop):  # its next run may wait for tasks that a run left
+            is_later = any(asyncio.isfuture(task) and not task.done() for task, _ in self._alive())
+        if is_later and self._caller == (os.getpid(), threading.get_ident()):
+            self._waited.add(type(handle))
 
     def require_finished(self) -> None:
         """Raise InvalidParameter if this iteration and those before it left work."""
@@ -111,18 +135,32 @@ class Started:
         until_s = now_s + max(_GRACE_S, _GRACE * (now_s - self._began_s))
         while (left := self._left()) and time.perf_counter() < until_s:
             time.sleep(_GRACE_S / 10)
+        self._seen.update({id(handle): (weakref.ref(handle), goes_on) for handle, goes_on in self._made})
         self._made.clear()  # a handle holds the tensors of its work
+        amount = self._amount() if left else 0
+        self._growing = self._growing + (amount > self._most) if 2 * amount >= self._most else 0
+        self._most = max(self._most, amount)
         self._in_a_row = self._in_a_row + 1 if left else 0
-        if self._in_a_row > _MOST_IN_A_ROW and not self._waits_later:
+        too_many = self._growing > _MOST_THAT_GROW if self._waited else self._in_a_row > _MOST_IN_A_ROW
+        if left and too_many:
             raise InvalidParameter(
                 f"an iteration of {self._name} started work and did not wait for it ({', '.join(left)}): its samples "
                 "would not include that work; wait for it in the iteration or in the next one, or return its handle"
             )
 
     def _left(self) -> list[str]:
-        """Return the kinds of handles, and the names of processes, whose work goes on."""
-        kinds = sorted({type(handle).__name__ for handle, goes_on in self._made if goes_on(handle)})
-        return kinds + [f"process {name}" for name in map(_running, _processes() - self._processes) if name]
+        """Return the kinds of handles that are not waited for later, and the names of processes, whose work goes on."""
+        kinds = {type(handle) for handle, goes_on in self._made if goes_on(handle)}
+        names = sorted({kind.__name__ for kind in kinds if kind not in self._waited or issubclass(kind, _QUEUES)})
+        return names + [f"process {name}" for name in map(_running, _processes() - self._processes) if name]
+
+    def _amount(self) -> int:
+        """Return how much work of all noted iterations goes on."""
+        work = sum(goes_on(handle) for handle, goes_on in self._alive())
+        return work + sum(map(bool, map(_running, _processes())))
+
+    def _alive(self) -> Iterator[tuple[Any, Callable[[Any], int]]]:
+        return ((handle, goes_on) for ref, goes_on in self._seen.values() if (handle := ref()) is not None)
 
 
 class Noted:
