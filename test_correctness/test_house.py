@@ -32,7 +32,7 @@ ROOMS = {
     "record": 2_410,
     "reports": 10_130,
     "run": 1_440,
-    "runtime": 8_120,
+    "runtime": 8_160,
     "schedules": 1_100,
     "statistics": 770,
     "strategies": 4_510,

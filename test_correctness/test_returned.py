@@ -210,7 +210,7 @@ def test_an_open_file_a_module_and_a_value_that_holds_itself_are_no_work(tmp_pat
 
 def in_a_loop(pool: concurrent.futures.Executor) -> None:
     async def main() -> None:
-        asyncio.get_running_loop().run_in_executor(pool, time.sleep, 0.05)
+        asyncio.get_running_loop().run_in_executor(pool, time.sleep, 0.3)
 
     asyncio.run(main())
 
@@ -223,14 +223,14 @@ def in_a_joined_thread(*call) -> None:
 
 def by_torch(pool: concurrent.futures.Executor) -> None:
     pending = torch.futures.Future()
-    threading.Timer(0.05, pending.set_result, [None]).start()
+    threading.Timer(0.3, pending.set_result, [None]).start()
 
 
 LOOP = asyncio.new_event_loop()
 
 
 async def with_a_task() -> None:
-    LOOP.create_task(asyncio.sleep(0.05))  # noqa: RUF006  nobody keeps it
+    LOOP.create_task(asyncio.sleep(0.3))  # noqa: RUF006  nobody keeps it
 
 
 class Loader(threading.Thread):
@@ -241,9 +241,9 @@ class Loader(threading.Thread):
 
 
 LEFT = {
-    "Thread": lambda pool: threading.Thread(target=time.sleep, args=(0.05,)).start(),
-    "Timer": lambda pool: threading.Timer(0.05, int).start(),
-    "Future": lambda pool: pool.submit(time.sleep, 0.05) and None,
+    "Thread": lambda pool: threading.Thread(target=time.sleep, args=(0.3,)).start(),
+    "Timer": lambda pool: threading.Timer(0.3, int).start(),
+    "Future": lambda pool: pool.submit(time.sleep, 0.3) and None,
     "Future, Timer": by_torch,
     "Task": lambda pool: LOOP.run_until_complete(with_a_task()),
     "process sleep": lambda pool: subprocess.Popen(["sleep", "0.5"]) and None,
@@ -254,16 +254,16 @@ LEFT = {
     ("left", "start"),
     [
         *LEFT.items(),
-        ("Thread", lambda pool: _thread.start_new_thread(time.sleep, (0.05,)) and None),
+        ("Thread", lambda pool: _thread.start_new_thread(time.sleep, (0.3,)) and None),
         ("Thread", lambda pool: [time.sleep(0.03), LEFT["Thread"](pool)]),
         ("Future", in_a_loop),
         ("Thread", lambda pool: in_a_joined_thread(LEFT["Thread"], pool)),
         ("Future", lambda pool: in_a_joined_thread(LEFT["Future"], pool)),
         ("Thread", lambda pool: in_a_joined_thread(in_a_joined_thread, LEFT["Thread"], pool)),
-        ("Loader", lambda pool: Loader(target=time.sleep, args=(0.05,)).start()),
-        ("MapResult", lambda pool: pool.threads.map_async(time.sleep, [0.05]) and None),
-        ("IMapIterator", lambda pool: pool.threads.imap(time.sleep, [0.05]) and None),
-        ("IMapUnorderedIterator", lambda pool: pool.threads.imap_unordered(time.sleep, [0.05]) and None),
+        ("Loader", lambda pool: Loader(target=time.sleep, args=(0.3,)).start()),
+        ("MapResult", lambda pool: pool.threads.map_async(time.sleep, [0.3]) and None),
+        ("IMapIterator", lambda pool: pool.threads.imap(time.sleep, [0.3]) and None),
+        ("IMapUnorderedIterator", lambda pool: pool.threads.imap_unordered(time.sleep, [0.3]) and None),
         ("Thread", lambda pool: types.SimpleNamespace(thread=(LEFT["Thread"](pool)))),
     ],
 )
