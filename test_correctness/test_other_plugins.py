@@ -79,6 +79,20 @@ def test_a_case_in_a_process_or_thread_of_another_plugin_is_refused(pytester, mo
     assert repo.driver.timed() == []
 
 
+def test_a_test_that_tries_names_of_fixtures_gets_none_of_perfsuite(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("name", ["perf", "ranks", "platform", "perf_ranks"])
+        def test_it(request, name):
+            with pytest.raises(pytest.FixtureLookupError):
+                request.getfixturevalue(name)
+        """
+    )
+    pytester.runpytest_inprocess().assert_outcomes(passed=4)
+
+
 def test_a_collection_that_is_finished_twice_opens_one_journal(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, TESTS, conftest=TWICE).run("--perf-journal=j.jsonl")
     found.assert_outcomes(passed=2)
