@@ -79,6 +79,32 @@ def test_a_case_in_a_process_or_thread_of_another_plugin_is_refused(pytester, mo
     assert repo.driver.timed() == []
 
 
+GIVES_PERF = """
+def pytest_generate_tests(metafunc):
+    for name in ("kind", "perf"):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, [1, 2])
+"""
+
+
+@pytest.mark.parametrize("tests", ["def test_it(perf):\n    assert perf in (1, 2)\n", None], ids=["alone", "later"])
+def test_a_conftest_that_gives_the_values_of_perf_has_no_cases(pytester, tests):
+    pytester.makeconftest(GIVES_PERF)
+    pytester.makepyfile(tests or "def test_it(kind, perf):\n    assert kind and perf in (1, 2)\n")
+    found = pytester.runpytest_inprocess("-v", "-p", "no:randomly")
+    ids = [line.partition("::")[2].split()[0] for line in found.outlines if "PASSED" in line]
+    assert (["test_it[1]", "test_it[2]"] if tests else [f"test_it[{a}-{b}]" for a in (1, 2) for b in (1, 2)]) == ids
+    assert "perfsuite: cpu" not in found.stdout.str()
+
+
+def test_a_case_is_named_before_the_parametrizations_of_a_conftest(pytester, monkeypatch):
+    kinds = "def test_it(perf, kind):\n    perf(step)\n"
+    found = repository(pytester, monkeypatch, kinds, conftest=GIVES_PERF.replace(', "perf"', ",")).run(
+        "--collect-only", "-q"
+    )
+    assert ["test_it[cpu-1]", "test_it[cpu-2]"] == [line.partition("::")[2] for line in found.outlines if "::" in line]
+
+
 def test_a_test_that_tries_names_of_fixtures_gets_none_of_perfsuite(pytester):
     pytester.makepyfile(
         """
