@@ -135,6 +135,26 @@ def test_tracebacks_of_other_tests_have_no_frames_of_the_plugin(pytester, monkey
     assert "perfsuite/plugin" not in traceback
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "generate_tests(metafunc)",
+        "itemcollected(item)",
+        "collection_modifyitems(items)",
+        "runtestloop(session)",
+        "runtest_protocol(item)",
+        "runtest_makereport(item)",
+    ],
+)
+def test_errors_in_hooks_of_a_conftest_have_no_frames_of_the_plugin(pytester, hook):
+    pytester.makeconftest(f"def pytest_{hook}:\n    1 / 0\n")
+    pytester.makepyfile("def test_it():\n    pass\n")
+    found = pytester.runpytest_inprocess()
+    found.stdout.fnmatch_lines(["*ZeroDivisionError*"])
+    assert "order.py" not in found.stdout.str()
+    assert "collect.py" not in found.stdout.str()
+
+
 def test_an_xfail_mark_that_the_test_adds_is_that_of_the_case(pytester, monkeypatch):
     added = "    request.node.add_marker(__import__('pytest').mark.xfail(raises=VerdictFailed))\n"
     test = f"from perfsuite import VerdictFailed\ndef test_perf(perf, request):\n{added}    perf(step)\n"

@@ -84,6 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
     This happens before the first parametrization of another plugin.  A test is not a case if another plugin
     parametrizes ``perf`` itself; an earlier parametrization by perfsuite is then removed.
     """
+    __tracebackhide__ = True
     if not _is_perf(metafunc.fixturenames, getattr(metafunc, "_arg2fixturedefs", {})):
         return (yield)
     parametrize, foreign = metafunc.parametrize, False
