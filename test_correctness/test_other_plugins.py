@@ -155,6 +155,14 @@ def test_errors_in_hooks_of_a_conftest_have_no_frames_of_the_plugin(pytester, ho
     assert "collect.py" not in found.stdout.str()
 
 
+def test_an_error_of_a_conftest_at_the_end_is_shown_as_without_the_plugin(pytester):
+    pytester.makeconftest("def pytest_sessionfinish(session):\n    raise ConnectionError('no server')\n")
+    pytester.makepyfile("def test_it():\n    pass\n")
+    found = pytester.runpytest_subprocess()
+    found.stderr.fnmatch_lines(["Traceback*", "ConnectionError: no server"])
+    assert "perfsuite: error" not in found.stdout.str()
+
+
 def test_an_xfail_mark_that_the_test_adds_is_that_of_the_case(pytester, monkeypatch):
     added = "    request.node.add_marker(__import__('pytest').mark.xfail(raises=VerdictFailed))\n"
     test = f"from perfsuite import VerdictFailed\ndef test_perf(perf, request):\n{added}    perf(step)\n"

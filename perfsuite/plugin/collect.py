@@ -300,7 +300,7 @@ def _hidden(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
         module
         for item in items
         if (module := collisions.hidden(definitions_of(item).get("perf", ())))
-        and ("ranks" in getattr(item, "fixturenames", ()) or any(item.iter_markers("perf_sizes")))
+        and (collisions.is_ours(definitions_of(item), "ranks") or any(item.iter_markers("perf_sizes")))
     ]
     users = f"{plural(len(found), 'test')} {'uses' if len(found) == 1 else 'use'}"
     return [

@@ -64,9 +64,8 @@ def params_of(item: pytest.Item) -> dict[str, Any]:
 
 def _require_argument(request: pytest.FixtureRequest) -> None:
     """Raise FixtureLookupError if a test other than a case only tries the name, as tests of DeepSpeed do."""
-    name = str(request.fixturename)
-    if not is_case(request.node) and name not in getattr(request.node, "fixturenames", ()):
-        raise pytest.FixtureLookupError(name, request, NOT_AN_ARGUMENT)
+    if not is_case(request.node) and request.fixturename not in getattr(request.node, "fixturenames", ()):
+        raise pytest.FixtureLookupError(str(request.fixturename), request, NOT_AN_ARGUMENT)
 
 
 def _platform_of(request: pytest.FixtureRequest) -> DeviceModel:

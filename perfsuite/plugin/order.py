@@ -199,6 +199,12 @@ class WithCases:
             if (suite := config.stash.get(suite_key, None)) is not None:
                 suite.signals.phase = "ends"
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Keep one frame of an interrupted run: all frames are pytest's own, and formatting them takes too long."""
+        if isinstance(excinfo.value, pytest.Session.Interrupted):
+            excinfo.traceback = excinfo.traceback[-1:]
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
@@ -228,6 +234,8 @@ class _Files:
         try:
             returned = yield
         except OSError as error:  # pytest would print only this: no verdict, no summary
+            if suite_key not in config.stash:
+                raise
             ending.fail(config, f"another plugin could not write its file: {error}")
         outputs.write(config, before_others=False)
         ending.settle(session)
