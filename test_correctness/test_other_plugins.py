@@ -163,6 +163,14 @@ def test_an_error_of_a_conftest_at_the_end_is_shown_as_without_the_plugin(pytest
     assert "perfsuite: error" not in found.stdout.str()
 
 
+@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_a_bare_compare_without_a_case_warns_as_without_the_plugin(pytester, options):
+    pytester.makepyfile("def test_it(benchmark):\n    benchmark(int)\n")
+    found = pytester.runpytest_subprocess("--benchmark-compare", "--benchmark-storage=nosuch", *options)
+    found.assert_outcomes(passed=1, warnings=0)
+    assert 1 + len(options) == found.stderr.str().count("PytestBenchmarkWarning: Can't compare")
+
+
 def test_an_xfail_mark_that_the_test_adds_is_that_of_the_case(pytester, monkeypatch):
     added = "    request.node.add_marker(__import__('pytest').mark.xfail(raises=VerdictFailed))\n"
     test = f"from perfsuite import VerdictFailed\ndef test_perf(perf, request):\n{added}    perf(step)\n"
