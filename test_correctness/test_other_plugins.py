@@ -79,6 +79,46 @@ def test_a_case_in_a_process_or_thread_of_another_plugin_is_refused(pytester, mo
     assert repo.driver.timed() == []
 
 
+GIVES_PERF = """
+def pytest_generate_tests(metafunc):
+    for name in ("kind", "perf"):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, [1, 2])
+"""
+
+
+@pytest.mark.parametrize("tests", ["def test_it(perf):\n    assert perf in (1, 2)\n", None], ids=["alone", "later"])
+def test_a_conftest_that_gives_the_values_of_perf_has_no_cases(pytester, tests):
+    pytester.makeconftest(GIVES_PERF)
+    pytester.makepyfile(tests or "def test_it(kind, perf):\n    assert kind and perf in (1, 2)\n")
+    found = pytester.runpytest_inprocess("-v", "-p", "no:randomly")
+    ids = [line.partition("::")[2].split()[0] for line in found.outlines if "PASSED" in line]
+    assert (["test_it[1]", "test_it[2]"] if tests else [f"test_it[{a}-{b}]" for a in (1, 2) for b in (1, 2)]) == ids
+    assert "perfsuite: cpu" not in found.stdout.str()
+
+
+def test_a_case_is_named_before_the_parametrizations_of_a_conftest(pytester, monkeypatch):
+    kinds = "def test_it(perf, kind):\n    perf(step)\n"
+    found = repository(pytester, monkeypatch, kinds, conftest=GIVES_PERF.replace(', "perf"', ",")).run(
+        "--collect-only", "-q"
+    )
+    assert ["test_it[cpu-1]", "test_it[cpu-2]"] == [line.partition("::")[2] for line in found.outlines if "::" in line]
+
+
+def test_a_test_that_tries_names_of_fixtures_gets_none_of_perfsuite(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("name", ["perf", "ranks", "platform", "perf_ranks"])
+        def test_it(request, name):
+            with pytest.raises(pytest.FixtureLookupError):
+                request.getfixturevalue(name)
+        """
+    )
+    pytester.runpytest_inprocess().assert_outcomes(passed=4)
+
+
 def test_a_collection_that_is_finished_twice_opens_one_journal(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, TESTS, conftest=TWICE).run("--perf-journal=j.jsonl")
     found.assert_outcomes(passed=2)
@@ -93,6 +133,42 @@ def test_tracebacks_of_other_tests_have_no_frames_of_the_plugin(pytester, monkey
     traceback = found.stdout.str().partition("Traceback")[2].partition("ZeroDivisionError")[0]
     assert "pluggy" in traceback
     assert "perfsuite/plugin" not in traceback
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "generate_tests(metafunc)",
+        "itemcollected(item)",
+        "collection_modifyitems(items)",
+        "runtestloop(session)",
+        "runtest_protocol(item)",
+        "runtest_makereport(item)",
+    ],
+)
+def test_errors_in_hooks_of_a_conftest_have_no_frames_of_the_plugin(pytester, hook):
+    pytester.makeconftest(f"def pytest_{hook}:\n    1 / 0\n")
+    pytester.makepyfile("def test_it():\n    pass\n")
+    found = pytester.runpytest_inprocess()
+    found.stdout.fnmatch_lines(["*ZeroDivisionError*"])
+    assert "order.py" not in found.stdout.str()
+    assert "collect.py" not in found.stdout.str()
+
+
+def test_an_error_of_a_conftest_at_the_end_is_shown_as_without_the_plugin(pytester):
+    pytester.makeconftest("def pytest_sessionfinish(session):\n    raise ConnectionError('no server')\n")
+    pytester.makepyfile("def test_it():\n    pass\n")
+    found = pytester.runpytest_subprocess()
+    found.stderr.fnmatch_lines(["Traceback*", "ConnectionError: no server"])
+    assert "perfsuite: error" not in found.stdout.str()
+
+
+@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_a_bare_compare_without_a_case_warns_as_without_the_plugin(pytester, options):
+    pytester.makepyfile("def test_it(benchmark):\n    benchmark(int)\n")
+    found = pytester.runpytest_subprocess("--benchmark-compare", "--benchmark-storage=nosuch", *options)
+    found.assert_outcomes(passed=1, warnings=0)
+    assert 1 + len(options) == found.stderr.str().count("PytestBenchmarkWarning: Can't compare")
 
 
 def test_an_xfail_mark_that_the_test_adds_is_that_of_the_case(pytester, monkeypatch):

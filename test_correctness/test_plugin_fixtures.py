@@ -141,7 +141,9 @@ def test_through_a_fixture(timed):
 """
     found = repository(pytester, monkeypatch, tests).run()
     found.assert_outcomes(failed=1, passed=1)
-    found.stdout.fnmatch_lines(["*perf was requested by getfixturevalue; add it to the arguments of the test"])
+    found.stdout.fnmatch_lines(
+        ["*fixtures of perfsuite were requested by getfixturevalue; add perf to the arguments of the test"]
+    )
 
 
 def test_a_conftest_with_fixtures_of_the_short_names_keeps_them_and_perf_has_its_own(pytester, monkeypatch):

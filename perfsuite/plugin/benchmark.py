@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,7 +220,8 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 def take_bare_option(config: pytest.Config) -> None:
     """Remove a bare --benchmark-compare until the collection is done."""
-    config.stash[bare_compare_key] = config.getoption("benchmark_compare", None) is True
+    in_workers = getattr(config.option, "tx", None) or hasattr(config, "workerinput")  # pytest-xdist measures no case
+    config.stash[bare_compare_key] = config.getoption("benchmark_compare", None) is True and not in_workers
     if config.stash[bare_compare_key]:
         config.option.benchmark_compare = None
 
@@ -245,7 +247,10 @@ def give_bare_option_back(session: pytest.Session) -> None:
         if file.exists():
             config.option.benchmark_compare = str(file)
     benchmarks.compare = config.option.benchmark_compare
-    benchmarks.handle_loading()
+    with warnings.catch_warnings():
+        if not perf:  # print a warning at once, as pytest-benchmark does in pytest_configure
+            warnings.showwarning = lambda *warning: print(warnings.formatwarning(*warning[:4]), file=sys.stderr, end="")
+        benchmarks.handle_loading()
 
 
 def leave_out_changed(session: pytest.Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,22 +79,56 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[Any]:
-    """Parametrize platform, ranks, size and dtype in one call, so that ids have the form ``s4000-ws8-64MiB-bf16``."""
+    """Parametrize platform, ranks, size and dtype in one call, so that ids have the form ``s4000-ws8-64MiB-bf16``.
+
+    This happens before the first parametrization of another plugin.  A test is not a case if another plugin
+    parametrizes ``perf`` itself; an earlier parametrization by perfsuite is then removed.
+    """
+    __tracebackhide__ = True
     if not _is_perf(metafunc.fixturenames, getattr(metafunc, "_arg2fixturedefs", {})):
         return (yield)
-    collisions.take_own(metafunc.config, getattr(metafunc, "_arg2fixturedefs", {}))
-    suite = suite_of(metafunc.config)
-    suite.asked = True
-    if suite.prepare():
-        try:
-            _generate(metafunc, suite)
-        except ConfigurationError as error:
-            raise pytest.fail.Exception(f"{metafunc.definition.nodeid}: {error}", pytrace=False) from None
-    suite.naming = True
+    parametrize, foreign = metafunc.parametrize, False
+    suite: Suite | None = None
+    others: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # The calls of other plugins so far.
+
+    def begin() -> None:
+        nonlocal suite
+        if suite is not None or foreign:
+            return
+        suite = suite_of(metafunc.config)
+        suite.asked = suite.naming = True
+        collisions.take_own(metafunc.config, getattr(metafunc, "_arg2fixturedefs", {}))
+        if suite.prepare():
+            try:
+                _generate(metafunc, suite, parametrize)
+            except ConfigurationError as error:
+                raise pytest.fail.Exception(f"{metafunc.definition.nodeid}: {error}", pytrace=False) from None
+
+    def watch(*args: Any, **named: Any) -> None:
+        nonlocal foreign
+        if "perf" in _names(args[0] if args else named["argnames"]) and not named.get("indirect"):
+            foreign, metafunc._calls = True, []  # pytest has no public way
+            if suite is not None:
+                suite.naming = False
+            for earlier, settings in others:
+                parametrize(*earlier, **settings)
+        begin()
+        others.append((args, named))
+        parametrize(*args, **named)
+
+    metafunc.parametrize = watch  # type: ignore[method-assign]
     try:
-        return (yield)
+        returned = yield
+        begin()
+        return returned
     finally:
-        suite.naming = False
+        metafunc.parametrize = parametrize  # type: ignore[method-assign]
+        if suite is not None:
+            suite.naming = False
+
+
+def _names(written: str | Iterable[str]) -> list[str]:
+    return [name.strip() for name in written.split(",")] if isinstance(written, str) else list(written)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None:
@@ -107,7 +141,7 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None
     return token(val)
 
 
-def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
+def _generate(metafunc: pytest.Metafunc, suite: Suite, parametrize: Callable[..., None]) -> None:
     elsewhere = _parametrized(metafunc)
     definitions = getattr(metafunc, "_arg2fixturedefs", {})
     foreign = {
@@ -131,7 +165,7 @@ def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
     if not cases:
         # pytest would make a skipped item of an empty list.
         cases = [pytest.param(*[None] * len(arguments), marks=pytest.mark.perf_nothing)]
-    metafunc.parametrize(arguments, cases, indirect=[*platforms, *ranks])
+    parametrize(arguments, cases, indirect=[*platforms, *ranks])
 
 
 def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) -> Iterable[Any]:
@@ -178,7 +212,7 @@ def _parametrized(metafunc: pytest.Metafunc) -> frozenset[str]:
     names: set[str] = set()
     for mark in metafunc.definition.iter_markers("parametrize"):
         written = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
-        names |= {name.strip() for name in written.split(",")} if isinstance(written, str) else set(written)
+        names.update(_names(written))
         if not mark.kwargs.get("indirect"):
             names.discard("platform")  # the user's own values, not names of platforms
     # pytest has no public way to find a fixture by name; without this attribute none is assumed.
@@ -266,7 +300,7 @@ def _hidden(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
         module
         for item in items
         if (module := collisions.hidden(definitions_of(item).get("perf", ())))
-        and ("ranks" in getattr(item, "fixturenames", ()) or any(item.iter_markers("perf_sizes")))
+        and (collisions.is_ours(definitions_of(item), "ranks") or any(item.iter_markers("perf_sizes")))
     ]
     users = f"{plural(len(found), 'test')} {'uses' if len(found) == 1 else 'use'}"
     return [

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from perfsuite.record.result import Result
     from perfsuite.run.session import Case
 
+NOT_AN_ARGUMENT = "fixtures of perfsuite were requested by getfixturevalue; add perf to the arguments of the test"
 NEVER_CALLED = "perf was never called, so nothing was measured; call perf(...) once, or remove it from the arguments"
 
 
@@ -61,8 +62,15 @@ def params_of(item: pytest.Item) -> dict[str, Any]:
     return {name: value for name, value in params.items() if name not in SHORT_NAMES} | own
 
 
+def _require_argument(request: pytest.FixtureRequest) -> None:
+    """Raise FixtureLookupError if a test other than a case only tries the name, as tests of DeepSpeed do."""
+    if not is_case(request.node) and request.fixturename not in getattr(request.node, "fixturenames", ()):
+        raise pytest.FixtureLookupError(str(request.fixturename), request, NOT_AN_ARGUMENT)
+
+
 def _platform_of(request: pytest.FixtureRequest) -> DeviceModel:
     """Return the platform of this case: name, title and the rates of its data sheet."""
+    _require_argument(request)
     suite = suite_of(request.config)
     name = params_of(request.node).get("platform", suite.machine.name)
     return suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
@@ -70,6 +78,7 @@ def _platform_of(request: pytest.FixtureRequest) -> DeviceModel:
 
 def _ranks_of(request: pytest.FixtureRequest) -> Ranks:
     """Return the ranks of this case, from ``@world_sizes`` or an indirect parametrization."""
+    _require_argument(request)
     count = params_of(request.node).get("ranks")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidParameter(f"ranks={count!r} is not a number of ranks; give a whole number of at least 1")
@@ -113,6 +122,7 @@ def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: 
     and returns one iteration as a callable.  ``on`` is the fixture ``perf_ranks`` or a number of ranks (default: 1).
     Call it once per test.
     """
+    _require_argument(request)
     item: pytest.Function = request.node
     require_own_benchmark(benchmark)
     benchmark.params = params_of(item) or None  # --benchmark-group-by=param:ranks
@@ -125,8 +135,6 @@ def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: 
         state.called = True
         if getattr(benchmark, "_mode", None):  # else pytest-benchmark fails after everything was measured
             raise InvalidParameter(ONE_RECORD)
-        if not is_case(item):
-            raise InvalidParameter("perf was requested by getfixturevalue; add it to the arguments of the test")
         from perfsuite.run.session import Case  # imported since collection
 
         suite, timed = suite_of(item.config), make_workload(workload, parameters)

@@ -80,22 +80,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if collect.is_case(item):
         collect.add_markers(item)
         outcome.wrap(item)
+        suite_of(item.config)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[Any]:
-    """Turn collected tests into cases, refuse wrong ones, and deselect those that this run does not need."""
-    benchmark.give_clock(config, items)
-    collect.refuse_wrong_cases(config, items)
-    cases = [item for item in items if collect.is_case(item)]
-    suite = suite_of(config) if cases else None
-    published.select(config, items, cases, {suite.machine.name, *suite.named} if suite else ())
-    collect.leave_out_extended(config, items)
-    returned = yield  # other plugins select too
-    if cases:  # stable: the others stay in order
-        items.sort(key=lambda item: item.get_closest_marker("soak") is not None and collect.is_case(item))
-    config.stash[_selected_key] = True
-    return returned
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse options that need perf cases in a run without one."""
+    if suite_key not in config.stash:
+        collect.refuse_wrong_cases(config, items)
+        published.select(config, items, [], ())
+        config.stash[_selected_key] = True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -134,52 +128,6 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
-    """Run the tests; then let the gate settle open cases and measure the peaks again, while the ranks still run."""
-    config = session.config
-    if launch.is_agent(config):
-        launch.serve(session, suite_of(config).machine)
-    gate = _gate(config)
-    if (suite := config.stash.get(suite_key, None)) is not None:
-        suite.signals.phase = "tests"
-    try:
-        try:
-            returned = yield
-        except BaseException:  # the user ended the run and does not want to wait
-            if gate is not None:
-                gate.give_up()
-            raise
-        if gate is not None:
-            gate.end(session)
-        suite = config.stash.get(suite_key, None)  # a test may be the first user of the platform
-        if suite is not None and suite.session is not None:
-            suite.session.finish()  # after the repeated runs of the gate, while the ranks still run
-        return returned
-    finally:
-        if (suite := config.stash.get(suite_key, None)) is not None:
-            suite.signals.phase = "ends"
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Complete the report of a perf case before other plugins store it."""
-    if collect.is_case(item):
-        benchmark.drop_foreign_benchmark(item)
-    report = yield
-    if collect.is_case(item):
-        outcome.refuse_unnamed_verdict(item, call, report)
-        benchmark.mark_failed(item, report)
-        outputs.trace(item, call)
-        ending.keep_reason(item, call, report)
-        outcome.complete(item, call, report)
-    elif call.when == "call" and (suite := item.config.stash.get(suite_key, None)) is not None:
-        suite.signals.plain = False
-    return report
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written, so that no failure there can leave one running."""
     config, gate = session.config, _gate(session.config)
@@ -208,6 +156,74 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         outcome.close(config)
 
 
+class WithCases:
+    """Wrappers that only a run with a perf case has: they would add frames to the tracebacks of other plugins."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Iterator[Any]:
+        """Turn collected tests into cases, refuse wrong ones, and deselect those that this run does not need."""
+        benchmark.give_clock(config, items)
+        collect.refuse_wrong_cases(config, items)
+        cases, suite = [item for item in items if collect.is_case(item)], suite_of(config)
+        published.select(config, items, cases, {suite.machine.name, *suite.named} if cases else ())
+        collect.leave_out_extended(config, items)
+        returned = yield  # other plugins select too
+        if cases:  # stable: the others stay in order
+            items.sort(key=lambda item: item.get_closest_marker("soak") is not None and collect.is_case(item))
+        config.stash[_selected_key] = True
+        return returned
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
+        """Run the tests; then let the gate settle open cases and measure the peaks again, while the ranks still run."""
+        config = session.config
+        if launch.is_agent(config):
+            launch.serve(session, suite_of(config).machine)
+        gate = _gate(config)
+        if (suite := config.stash.get(suite_key, None)) is not None:
+            suite.signals.phase = "tests"
+        try:
+            try:
+                returned = yield
+            except BaseException:  # the user ended the run and does not want to wait
+                if gate is not None:
+                    gate.give_up()
+                raise
+            if gate is not None:
+                gate.end(session)
+            suite = config.stash.get(suite_key, None)  # a test may be the first user of the platform
+            if suite is not None and suite.session is not None:
+                suite.session.finish()  # after the repeated runs of the gate, while the ranks still run
+            return returned
+        finally:
+            if (suite := config.stash.get(suite_key, None)) is not None:
+                suite.signals.phase = "ends"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Keep one frame of an interrupted run: all frames are pytest's own, and formatting them takes too long."""
+        if isinstance(excinfo.value, pytest.Session.Interrupted):
+            excinfo.traceback = excinfo.traceback[-1:]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Complete the report of a perf case before other plugins store it."""
+        if collect.is_case(item):
+            benchmark.drop_foreign_benchmark(item)
+        report = yield
+        if collect.is_case(item):
+            outcome.refuse_unnamed_verdict(item, call, report)
+            benchmark.mark_failed(item, report)
+            outputs.trace(item, call)
+            ending.keep_reason(item, call, report)
+            outcome.complete(item, call, report)
+        elif call.when == "call" and (suite := item.config.stash.get(suite_key, None)) is not None:
+            suite.signals.plain = False
+        return report
+
+
 class _Files:
     """Writes the requested files after those of other plugins, such as JUnit's, and before anything is printed."""
 
@@ -218,6 +234,8 @@ class _Files:
         try:
             returned = yield
         except OSError as error:  # pytest would print only this: no verdict, no summary
+            if suite_key not in config.stash:
+                raise
             ending.fail(config, f"another plugin could not write its file: {error}")
         outputs.write(config, before_others=False)
         ending.settle(session)

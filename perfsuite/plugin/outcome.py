@@ -251,13 +251,6 @@ def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
     return pairs + ([("verdict", verdict)] if verdict else [])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Keep one frame of an interrupted run: all frames are pytest's own, and formatting them takes too long."""
-    if isinstance(excinfo.value, pytest.Session.Interrupted):
-        excinfo.traceback = excinfo.traceback[-1:]
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End every process if pytest ends without ``pytest_sessionfinish``."""
     close(config)

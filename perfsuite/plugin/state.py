@@ -6,6 +6,7 @@ imported when the first perf test is collected: here, and in :mod:`perfsuite.plu
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,4 +24,5 @@ def suite_of(config: pytest.Config) -> Suite:
 
         config.stash[suite_key] = Suite(config)
         config.stash[suite_key].signals.install()
+        config.pluginmanager.register(import_module("perfsuite.plugin.order").WithCases(), "perfsuite.with_cases")
     return config.stash[suite_key]
