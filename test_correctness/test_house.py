@@ -26,7 +26,7 @@ ROOMS = {
     "metrics": 1_630,
     "models": 3_650,
     "platforms": 3_680,
-    "plugin": 5_870,
+    "plugin": 5_930,
     "projection": 5_200,
     "published": 1_870,
     "record": 2_410,
