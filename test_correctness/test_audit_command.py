@@ -389,15 +389,28 @@ def test_an_empty_setting_at_the_begin_of_a_row_is_that_of_the_row_above(tmp_pat
     assert ["7b", "7b", "13b"] == [table.text(row, "model") for row in table.rows]
 
 
-def test_texts_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys):
-    """Colossal-AI's benchmark table: the parallelism of both rows differs."""
+@pytest.mark.parametrize("settings", [("zero2", "tp2+pp4"), ("512", "1024"), ("", "1024")])
+def test_cells_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys, settings):
+    """Colossal-AI's benchmark table differs in the parallelism, that of DLPerf's HugeCTR in the batch."""
     path = tmp_path / "colossal.md"
-    rows = ["| 16 | 70B | zero2 | 3.27 |", "| 16 | 70B | tp2+pp4 | 5.66 |"]
-    path.write_text("\n".join(["| gpus | size | parallelism | samples/s |", "|---|---|---|---|", *rows]))
+    rows = [f"| 16 | 70B | {settings[0]} | 3.27 |", f"| 16 | 70B | {settings[1]} | 5.66 |"]
+    path.write_text("\n".join(["| gpus | size | setting | samples/s |", "|---|---|---|---|", *rows]))
     roles = ["gpus=devices", "size=parameters", "samples/s=throughput"]
     assert run(capsys, path, "--roles", *roles)[0] == 0
-    path.write_text(path.read_text().replace("tp2+pp4", "zero2"))
+    path.write_text(path.read_text().replace(f"| {settings[1]} |", f"| {settings[0]} |"))
     assert run(capsys, path, "--roles", *roles)[0] == 1
+
+
+def test_repeats_of_one_run_are_one_finding(tmp_path, capsys):
+    """DLPerf's ResNet50 table of OneFlow has seven repeats, which were 21 pairs."""
+    path = tmp_path / "repeats.csv"
+    path.write_text("gpus,ms\n8,100\n16,52\n8,101\n8,104\n")
+    roles = ["gpus=devices", "ms=latency:ms"]
+    code, out, _ = run(capsys, path, "--roles", *roles)
+    assert (0, True) == (code, "row 1 (8), row 3 (8) and row 4 (8) are the same run: 4.00% apart" in out)
+    path.write_text(path.read_text().replace("8,101", "8,130"))
+    code, out, _ = run(capsys, path, "--roles", *roles)
+    assert (1, 1) == (code, out.count("are the same run and 30% apart"))
 
 
 SUMMARIES = (

@@ -25,9 +25,6 @@ from perfsuite.published.records import (
     Stated,
 )
 
-_WORD = re.compile(r"[^\W\d_]{2}")
-"""A text that is a setting or a remark, and not a figure."""
-
 _SUMMARY = re.compile(
     r"(?:overall |geo\w*[ -]?)?(?:averages?|avg|means?|medians?|total|sum|max(?:imum)?|min(?:imum)?"
     r"|std(?:err|\.? ?dev(?:iation)?|ev)?|standard deviation|p(?:50|75|90|95|99))\b[.:]?"
@@ -237,12 +234,12 @@ def _grid_table(
             for title, text in zip(header, cells, strict=False)
             if text and title in roles
         }
-        aside = [text for title, text in zip(header, cells, strict=False) if title not in roles and _WORD.search(text)]
+        aside = [text for title, text in zip(header, cells, strict=False) if title not in roles]
         rows.append(
             Row(
                 name=f"row {index + 1} ({cells[0]})",
                 cells=figures,
-                facts={"note": Fact(text=" ".join(aside))} if aside else {},
+                facts={"note": Fact(text=" | ".join(aside))} if aside else {},
                 index={name: index},
             )
         )

@@ -82,21 +82,25 @@ def _repeated_row(table: AuditTable) -> Iterator[Hit]:
 
 
 def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
-    """Yield pairs of rows of one configuration that differ by more than NOISE, or by less."""
-    for row, other in combinations(table.rows, 2):
-        settings = table.configuration(row)
-        if not settings or settings != table.configuration(other) or row.facts.get("note") != other.facts.get("note"):
-            continue  # texts of columns without a role may be settings
-        pair = table.step_time(row), table.step_time(other)
-        if not all(pair):
-            pair = table.throughput(row), table.throughput(other)
-        if pair[0] and pair[1]:
-            low, high = sorted((pair[0].middle, pair[1].middle))
-            apart = high / low - 1 if low else Fraction(0)
-            if (apart > NOISE) == disagree:
-                how = f" and {float(apart):.0%} apart" if disagree else f": {float(apart):.2%} apart"
-                text = f"{row.name} and {other.name} are the same run{how}"
-                yield Hit(message=text, rows=(row, other), columns=pair[1].columns)
+    """Yield the groups of rows of one configuration that differ by more than NOISE, or by less.
+
+    Rows with different cells in a column without a role are not one group: such a column may be a setting.
+    """
+    groups: dict[object, list[tuple[Row, Value]]] = {}
+    for row in table.rows:
+        settings, time = table.configuration(row), table.step_time(row)
+        value = time or table.throughput(row)
+        if settings and value:
+            key = (*sorted(settings.items()), row.facts.get("note"), time is None)
+            groups.setdefault(key, []).append((row, value))
+    for group in groups.values():
+        low, *_, high = sorted(value.middle for _, value in [*group, *group])
+        apart = high / low - 1 if low else Fraction(0)
+        if len(group) > 1 and (apart > NOISE) == disagree:
+            how = f" and {float(apart):.0%} apart" if disagree else f": {float(apart):.2%} apart"
+            *names, last = (row.name for row, _ in group)
+            text = f"{', '.join(names)} and {last} are the same run{how}"
+            yield Hit(message=text, rows=tuple(row for row, _ in group), columns=group[-1][1].columns)
 
 
 def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
