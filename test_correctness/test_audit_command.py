@@ -401,6 +401,16 @@ def test_cells_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys, setti
     assert run(capsys, path, "--roles", *roles)[0] == 1
 
 
+@pytest.mark.parametrize(("other", "code"), [("FALSE", 0), ("TRUE", 1)])
+def test_words_of_columns_without_a_role_may_change_how_flops_are_counted(tmp_path, capsys, other, code):
+    """InternEvo's performance tables: TFLOPS with activation checkpointing include the second forward pass."""
+    path = tmp_path / "internevo.md"
+    rows = ["| TRUE | 8 | 3314 | 193 |", f"| {other} | 16 | 4103 | 183 |"]
+    path.write_text("\n".join(["| Activation Ckpt | GPU Num | TGS | TFLOPS |", "|-|-|-|-|", *rows]))
+    roles = ["GPU Num=devices", "TGS=tokens_per_s_per_device", "TFLOPS=tflops", "--fact", "model=7b"]
+    assert code == run(capsys, path, "--roles", *roles)[0]
+
+
 def test_repeats_of_one_run_are_one_finding(tmp_path, capsys):
     """DLPerf's ResNet50 table of OneFlow has seven repeats, which were 21 pairs."""
     path = tmp_path / "repeats.csv"

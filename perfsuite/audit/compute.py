@@ -81,7 +81,7 @@ def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
 def same_work_differs(row: Row, base: Row, what: str, ratio: Value | None) -> Iterator[Hit]:
     """Return a hit if a quotient that must be equal for the same work on the same devices differs between two rows."""
     if ratio and (gap := ratio.gap(ONE)):
-        rounding = f"({ratio.ends} by rounding); the same work on the same devices gives 1"
+        rounding = f"({ratio.ends} by rounding); the same work gives 1"
         text = f"{what} is {ratio} times that of {base.name} {rounding}"
         yield hit_of(row, ratio.columns, text, gap, base=base)
 

@@ -21,7 +21,10 @@ _SPARSE = re.compile(r"moe|mixtral|deepseek|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?b", re.
 RATES = ("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device")
 HARDWARE_CONVENTIONS = Fraction(8, 3)  # Achieved FLOPs may include recomputation: 8 instead of 6 per parameter.
 _MODEL = ("model", "parameters", "active_parameters")  # Roles that distinguish rows of different models.
-_COUNTING = ("device", "dtype", "strategy", "experts", "top_k")  # Further settings that figures of FLOPs may depend on.
+_COUNTING = ("strategy", "experts", "top_k")  # Further settings that figures of FLOPs may depend on.
+_HARDWARE = ("device", "dtype")  # Settings that a peak depends on; FLOPs per token do not.
+ELSEWHERE = Fraction(1, 20)  # Tolerance between hardware: published rates are often rounded once more, per machine.
+_WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def _sure_devices(table: AuditTable, row: Row) -> Value | None:
@@ -139,23 +142,30 @@ def _apart(table: AuditTable, row: Row, name: str, stated: Value | None, factor:
         yield hit_of(row, ratio.columns, text)
 
 
-def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | None]]) -> Iterator[Hit]:
+def _in_step(
+    table: AuditTable, what: str, quotients: list[tuple[Row, Value | None]], *, of_peak: bool = False
+) -> Iterator[Hit]:
     """Yield hits if the quotient of two figures is not equal in all rows of the same work.
 
-    Rows have the same work if they differ in nothing that affects FLOPs per token or their counting.
+    Rows have the same work if they differ in nothing that affects FLOPs per token or their counting, and in no word
+    of a column without a role.  A quotient ``of_peak`` is compared on the same hardware only.
     """
-    names = (*_COUNTING, *(column.name for column in table.of_role("config")))
+    names = (*_COUNTING, *(_HARDWARE if of_peak else ()), *(column.name for column in table.of_role("config")))
     first: list[tuple[object, Row, Value]] = []
     for row, value in quotients:
         if not value:
             continue
         settings = table.configuration(row)
-        key = (table.work(row), [settings.get(name) for name in names])
+        words = _WORD.findall(note.text) if (note := row.facts.get("note")) else []
+        key = (table.work(row), [settings.get(name) for name in names], words)
         earlier = next(((base, peak) for other, base, peak in first if other == key), None)
         if earlier is None:
             first.append((key, row, value))
         else:
-            yield from same_work_differs(row, earlier[0], what, quotient(value, earlier[1]))
+            base = table.configuration(earlier[0])
+            least = 0 if all(settings.get(name) == base.get(name) for name in _HARDWARE) else ELSEWHERE
+            hits = same_work_differs(row, earlier[0], what, quotient(value, earlier[1]))
+            yield from (hit for hit in hits if hit.gap and hit.gap >= least)
 
 
 def _knows_devices(table: AuditTable) -> bool:
@@ -171,7 +181,7 @@ def _over_mfu(table: AuditTable, row: Row, figure: Value | None) -> Value | None
 def _mfu_tflops(table: AuditTable) -> Iterator[Hit]:
     for column in table.of_role("tflops") if _knows_devices(table) else ():
         peaks = [(row, _over_mfu(table, row, table.read(row, column))) for row in table.rows]
-        yield from _in_step(table, f"{column.printed_name} over MFU", peaks)
+        yield from _in_step(table, f"{column.printed_name} over MFU", peaks, of_peak=True)
 
 
 def _mfu_tflops_peak(table: AuditTable) -> Iterator[Hit]:
@@ -191,7 +201,7 @@ def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
     judged = table.says("throughput") and table.says("devices")  # by mfu-throughput
     if table.says("mfu") and _knows_devices(table) and not judged:
         costs = [(row, _over_mfu(table, row, _tokens_per_device(table, row))) for row in rows]
-        yield from _in_step(table, "tokens/s of a device over MFU", costs)
+        yield from _in_step(table, "tokens/s of a device over MFU", costs, of_peak=True)
 
 
 def _tflops_time(table: AuditTable) -> Iterator[Hit]:

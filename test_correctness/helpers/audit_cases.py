@@ -11,7 +11,10 @@ from test_correctness.helpers.audit_tables import table
 TABLES = """
 speedup-ratio
 + devices throughput speedup; 1 101 1.0; 8 707 7.5
++ devices throughput speedup; 1 101 1.35; 8 707 7.00
 - devices throughput speedup; 1 101 1.0; 8 707 7.0; 16 _ 12.0
+- devices throughput speedup; 2 101 1.90; 8 353.5 6.65
+- model devices throughput speedup; a 1 100 1.0; a 4 400 4.0; b 1 200 2.0; b 4 700 7.0; b 8 1200 12.0
 efficiency-ratio
 + devices speedup efficiency:%; 1 1.00 100.0; 4 3.20 90.0
 - devices speedup efficiency:%; 1 1.00 100.0; 4 3.20 80.0
@@ -78,7 +81,9 @@ tflops-tokens
 + tflops tokens_per_s_per_device; 150 20000; 120 20000 @ model=gpt
 + mfu:% tokens_per_s_per_device; 40.0 20000; 30.0 20000 @ model=gpt device=A100
 - model tflops tokens_per_s_per_device; a 150 20000; b 120 4000
++ device tflops tokens_per_s_per_device; GB300 1635 6288; GB200 1723 4912 @ model=deepseek-v3
 - tflops tokens_per_s_per_device; 150 20000; 120 16000 @ model=gpt
+- device dtype tflops tokens_per_s_per_device; GB300 fp8 2617 1024; GB200 fp8 2144 864; H100 bf16 827 328 @ model=llama
 parts-above-whole
 + forward_time:ms backward_time:ms whole:ms; 250 910 1000
 - forward_time:ms backward_time:ms whole:ms; 250 910 1160
