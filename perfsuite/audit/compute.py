@@ -44,16 +44,12 @@ def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:
 
 
 def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
-    shares = ("mfu", "bubble", "communication_share", "share")
-    for column in table.of_role(*shares):
+    for column in table.of_role("mfu", "bubble", "communication_share", "share"):
         for row in table.rows:
-            if (least := table.least(row, column)) and least > 1:  # about 120 %, more than 110 %
-                text = f"{column.printed_name} is {row.cells[column.name].text}; a share is 0 to 100 %"
+            value, least = table.read(row, column), table.least(row, column)  # least: about 120 %, more than 110 %
+            if (least and least > 1) or (value and (value.low > 1 or value.high < 0)):
+                text = f"{column.printed_name} is {row.cells[column.name].text.strip()}; a share is 0 to 100 %"
                 yield hit_of(row, (column,), text)
-    for column, row, value in table.figures(*shares):
-        if value.low > 1 or value.high < 0:
-            text = f"{column.printed_name} is {float(value.middle):.1%}; a share is 0 to 100 %"
-            yield hit_of(row, (column,), text)
 
 
 def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:

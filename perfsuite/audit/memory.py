@@ -31,22 +31,14 @@ def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
         share, memory = quotient(table.value(row, "parameters"), table.devices(row)), table.value(row, "memory")
         if share and memory and not offloaded and memory.high < share.low * least:
-            needed = float(share.middle * least / 10**9)
+            needed, printed = float(share.middle * least / 10**9), table.text(row, "memory").strip()
+            unit = "" if any(map(str.isalpha, printed)) else " GB"
+            unit = f" {memory.columns[0].unit}" if unit and memory.columns and memory.columns[0].unit else unit
             text = (
                 f"the weights alone take {needed:.4g} GB per device in {8 * least} bit"
-                f" ({needed * 2 / least:.4g} GB in 16 bit); {_memory_text(table, row)} are printed"
+                f" ({needed * 2 / least:.4g} GB in 16 bit); {printed}{unit} are printed"
             )
             yield hit_of(row, memory.columns, text)
-
-
-def _memory_text(table: AuditTable, row: Row) -> str:
-    """Return the printed memory of a row, with its column's unit if the cell has none."""
-    for column in table.of_role("memory"):
-        cell = row.cells.get(column.name)
-        if cell and cell.number(column.index):
-            text = cell.text.strip()
-            return text if any(letter.isalpha() for letter in text) else f"{text} {column.unit or 'GB'}"
-    return table.text(row, "memory")
 
 
 def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:

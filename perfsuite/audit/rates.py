@@ -93,11 +93,9 @@ def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
             gap = one.gap(other)
             ratio = quotient(one, other)
             if first.role != second.role and gap and ratio:
-                count, of_all = _sure_devices(table, row), ""
-                if count and count.low >= 2:
-                    inverse = Interval.exactly(1 / count.low)
-                    if ratio.meets(count) or ratio.meets(inverse):
-                        of_all = f": one is of all {count} devices and the other of each"
+                count = _sure_devices(table, row)
+                is_of_all = count and count.low >= 2 and any(map(ratio.meets, (count, Interval.exactly(1 / count.low))))
+                of_all = f": one is of all {count} devices and the other of each" if is_of_all else ""
                 text = (
                     f"{first.printed_name} {table.raw(row, first)} and {second.printed_name}"
                     f" {table.raw(row, second)} differ from equality by a factor {ratio}{of_all}"
@@ -151,21 +149,18 @@ def _in_step(
     of a column without a role.  A quotient ``of_peak`` is compared on the same hardware only.
     """
     names = (*_COUNTING, *(_HARDWARE if of_peak else ()), *(column.name for column in table.of_role("config")))
-    first: list[tuple[object, Row, Value]] = []
+    first: dict[object, tuple[Row, Value]] = {}
     for row, value in quotients:
         if not value:
             continue
-        settings = table.configuration(row)
-        words = _WORD.findall(note.text) if (note := row.facts.get("note")) else []
-        key = (table.work(row), [settings.get(name) for name in names], words)
-        earlier = next(((base, peak) for other, base, peak in first if other == key), None)
-        if earlier is None:
-            first.append((key, row, value))
-        else:
-            base = table.configuration(earlier[0])
-            least = 0 if all(settings.get(name) == base.get(name) for name in _HARDWARE) else ELSEWHERE
-            hits = same_work_differs(row, earlier[0], what, quotient(value, earlier[1]))
-            yield from (hit for hit in hits if hit.gap and hit.gap >= least)
+        settings, note = table.configuration(row), row.facts.get("note")
+        words = _WORD.findall(note.text) if note else ()
+        key = (*sorted(table.work(row).items()), *map(settings.get, names), *words)
+        base, other = first.setdefault(key, (row, value))
+        start = table.configuration(base)
+        least = 0 if all(settings.get(name) == start.get(name) for name in _HARDWARE) else ELSEWHERE
+        hits = same_work_differs(row, base, what, quotient(value, other)) if row is not base else ()
+        yield from (hit for hit in hits if hit.gap and hit.gap >= least)
 
 
 def _knows_devices(table: AuditTable) -> bool:
