@@ -366,6 +366,55 @@ def test_units_and_suffixes_in_cells_are_read_or_refused(tmp_path, header, rows,
     assert all(one.low <= value <= one.high for value, one in zip(expected, read, strict=True) if one)
 
 
+HTML = """
+<!-- <table><tr><th>gpus</th></tr><tr><td>7</td></tr></table> -->
+<table><thead>
+<th>gpus</th><th>samples/s<br/>(k)</th>
+<th>speed-up<sup>1</sup></th></thead>
+<!-- <tr><td>7</td></tr> -->
+<tr><td>1</td><td>0.100</td><td><b>1.0</b></td></tr>
+<tr><td>8</td><td><a href="log/9">0.700</a></td><td>7.0&nbsp;x</td>
+<tr><td>16</td><td>1.400</td><td>{last}</td></tr></table>
+| framework | licence |
+|---|---|
+| any | MIT |
+<table><tr><td>name</td></tr><tr><td>x</td></tr></table>
+<table></table>
+<table><tr><td>gpus</td><td colspan="2">samples/s (k)</td></tr><tr><td>1</td><td>2</td><td>3</td></tr></table>
+"""
+
+
+@pytest.mark.parametrize(("last", "code"), [("14.1", 0), ("19.1", 1)])
+def test_html_tables_are_read_and_tables_without_a_role_are_named(tmp_path, capsys, last, code):
+    path = tmp_path / "README.md"
+    path.write_text(HTML.format(last=last))
+    roles = ["gpus=devices", "samples/s (k)=throughput", "speed-up=speedup"]
+    found, out, _ = run(capsys, path, "--roles", *roles)
+    assert (code, "row 3 (16): speed-up is printed 19.1" in out) == (found, bool(code))
+    assert "README.md:3 [" in out
+    assert "not checked, as no column has a role or cells are merged: README.md:10, README.md:13, README.md:15\n" in out
+    assert "  1 table, " in out
+    _, out, _ = run(capsys, path, "--json", "--roles", *roles)
+    assert [["README.md:10", "README.md:13", "README.md:15"]] == [one["not_checked"] for one in json.loads(out)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "missed"),
+    [
+        (["1,a,100,1.0,9", "8,a,700,7.0,9"], "mem"),
+        (["1,a,100,1.0,9", "1,b,50,1.0,9"], "rate, gain, mem"),
+        (["1,a,100,-,9"], "rate, gain, mem"),
+        ([f"{2**n},a,{100 * 2**n},{2**n}.0,9" for n in range(30)], "mem"),
+    ],
+)
+def test_columns_in_which_no_rule_notices_a_wrong_figure_are_named(tmp_path, capsys, rows, missed):
+    path = tmp_path / "few.csv"
+    path.write_text("\n".join(["gpus,model,rate,gain,mem", *rows]))
+    roles = ["gpus=devices", "model=model", "rate=throughput", "gain=speedup", "mem=memory"]
+    _, out, _ = run(capsys, path, "--roles", *roles)
+    assert f"no rule notices a figure 3 times too large or too small in: {missed}\n" in out
+
+
 def test_pipes_in_cells_and_semicolons_separate_as_meant(tmp_path):
     path = tmp_path / "pipes.md"
     path.write_text("| run | gpus |\n|---|---|\n| a \\| b | 8 |\n")
