@@ -399,6 +399,29 @@ def test_html_tables_are_read_and_tables_without_a_role_are_named(tmp_path, caps
 
 
 @pytest.mark.parametrize(
+    ("heading", "gpus", "is_found"),
+    [("", ("A100", "A100"), True), ("", ("A100", "V100"), False), ("## fp32", ("A100", "A100"), False)],
+)
+def test_tables_of_other_devices_and_under_other_headings_are_other_runs(tmp_path, capsys, heading, gpus, is_found):
+    """DLPerf prints mixed precision and single precision under two headings, with the same batch on one device."""
+    path = tmp_path / "two.md"
+    rows = (f"| {gpus[0]} | 1 | 64 | 800 |", f"| {gpus[1]} | 1 | 64 | 300 |")
+    tables = [f"| gpu | n | batch | img/s |\n|-|-|-|-|\n{row}\n" for row in rows]
+    path.write_text(f"# amp\n{tables[0]}\n{heading}\n{tables[1]}")
+    roles = ["gpu=device", "n=devices", "batch=batch_size", "img/s=throughput", "--fact", "model=resnet"]
+    _, out, _ = run(capsys, path, "--roles", *roles)
+    assert is_found == ("same-run-disagrees" in out) == ("tables-differ" in out)
+
+
+def test_two_runs_beside_each_other_are_not_one_run(tmp_path, capsys):
+    """DLPerf's InsightFace report: a column of OneFlow and one of MXNet."""
+    path = tmp_path / "beside.csv"
+    path.write_text("n,batch,OneFlow,MXNet\n1,64,245,218\n8,64,1800,1700\n")
+    roles = ["n=devices", "batch=batch_size", "OneFlow=throughput", "MXNet=throughput", "--fact", "model=face"]
+    assert run(capsys, path, "--roles", *roles)[0] == 0
+
+
+@pytest.mark.parametrize(
     ("rows", "missed"),
     [
         (["1,a,100,1.0,9", "8,a,700,7.0,9"], "mem"),

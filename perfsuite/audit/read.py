@@ -146,7 +146,7 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
             raise ConfigurationError(f"{path} is not CSV: {error}; correct or remove that row") from None
         grids = [(1, [row for row in cells if any(row)])]
     named = [(line, grid) for line, grid in grids if grid and set(grid[0]) & set(roles)]
-    read = [_grid_table(path, line, grid, roles, facts=facts) for line, grid in named]
+    read = [_grid_table(path, line, grid, roles, facts=facts, caption=_caption(text, line)) for line, grid in named]
     tables = [one for table in read for one in _side_by_side(table)]
     others = [f"{path.name}:{line}" for line, grid in grids if grid and not set(grid[0]) & set(roles)]
     tables += [AuditTable(name=name, columns=(), rows=()) for name in others]
@@ -160,6 +160,12 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
             f"{path}: no column {absent}; its columns are {', '.join(sorted(filter(None, titles)))}"
         )
     return tables
+
+
+def _caption(text: str, line: int) -> str:
+    """Return the last heading and the last line before a table, which may state a setting of all its rows."""
+    before = [one for one in text.splitlines()[: line - 1] if one.strip() and "|" not in one]
+    return " ".join([*[one for one in before if one.startswith("#")][-1:], *before[-1:]])
 
 
 def with_peaks(tables: Sequence[AuditTable], catalog: Catalog) -> list[AuditTable]:
@@ -214,7 +220,7 @@ def _pipe_cells(line: str) -> list[str]:
 
 
 def _grid_table(
-    path: Path, line: int, grid: Grid, roles: Mapping[str, AuditColumn], *, facts: Mapping[str, Fact]
+    path: Path, line: int, grid: Grid, roles: Mapping[str, AuditColumn], *, facts: Mapping[str, Fact], caption: str
 ) -> AuditTable:
     header, *body = grid
     if len(set(filter(None, header))) < len([title for title in header if title]):
@@ -246,7 +252,7 @@ def _grid_table(
             if text and title in roles
         }
         aside = [text for title, text in zip(header, cells, strict=False) if title not in roles]
-        note = {"note": Fact(text=" | ".join(aside))}
+        note = {"note": Fact(text=" | ".join([caption, *aside]))}
         rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=figures, facts=note, index={name: index}))
     return AuditTable(
         name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts, summaries=tuple(summaries)
