@@ -157,7 +157,7 @@ def _size_is_count(table: AuditTable) -> Iterator[Hit]:
         for role in ["model_size"] + (["memory_weights"] if count and count.high == 1 else []):
             size = table.value(row, role)
             parameter_bytes = quotient(size, table.value(row, "parameters"))
-            if size and parameter_bytes and not narrow and parameter_bytes.high < Fraction(3, 2):
+            if size and parameter_bytes and not narrow and parameter_bytes.meets(ONE):
                 text = (
                     f"{role} is {parameter_bytes.ends} bytes per parameter;"
                     " it is the number of parameters, called bytes"
@@ -284,8 +284,8 @@ RULES = (
          source="data sheets; sparse figures and 16-bit accumulation are twice the dense one"),
     Rule("size-is-count", "mislabel", "M?", "table", _size_is_count,
          roles=("model_size|memory_weights", "parameters"),
-         checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
-         source="16-bit weights have 2 bytes, 32-bit weights 4"),
+         checks="bytes of the weights are not their number, outside 8-bit formats",
+         source="16-bit weights have 2 bytes, 32-bit weights 4, weights of 4 and 5 bits less than 1"),
     Rule("bandwidth-time", "contradiction", "X", "table", _bandwidth_time,
          roles=("bandwidth", "communication_time", "collective", "devices"),
          checks="bandwidth x time / busbw factor of the collective = the same message in all rows of a step's table",

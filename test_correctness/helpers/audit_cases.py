@@ -134,6 +134,7 @@ size-is-count
 + model model_size:MB parameters:M; latte 457 457.1
 - model model_size:MB parameters:M; latte 914 457.1
 - model_size parameters:B; 1.828 0.4571
+- model model_size:GiB parameters:B; Q4_0 3.56 6.74; Q8_0 6.67 6.74  # llama.cpp
 bandwidth-time
 + collective communication_time:ms bandwidth:GB/s whole:ms; all_gather 0.1 8 3.3; all_reduce 2.1 45 5.3 @ devices=4
 - collective communication_time:ms bandwidth:GB/s; all_gather 1.00 45.0; all_reduce 2.00 45.0 @ devices=4 model=mlp
@@ -166,8 +167,12 @@ batch-product
 - local_batch_size devices global_batch_size; 3 8 24
 weights-above-memory
 + tp memory:GB; 2 42 @ parameters=175~B
++ strategy dtype devices memory; LoRA 16-bit 1 6.1 @ parameters=6.74~B
 - tp memory:GB; 2 92 @ parameters=175~B
 - strategy devices memory; offload 1 9 @ parameters=13~B
+- dtype devices memory; nf4 1 3.6; int4 1 3.6; Q4_K 1 3.6; 4-bit 1 3.6 @ parameters=6.74~B
+- strategy devices memory; QLoRA 1 6.1 @ parameters=6.74~B
+- model devices memory; llama~7B~Q4_0 1 3.56 @ parameters=6.74~B
 memory-exactly-inverse
 + devices memory:GB; 1 78; 2 39; 8 10 @ local_batch_size=32
 - devices memory:GB; 1 78; 2 45; 8 21 @ local_batch_size=32
