@@ -119,6 +119,7 @@ def test_json_of_a_user(tmp_path, capsys):
         (["{csv}", "--roles", *ROLES_OF_CSV, "--fact", "peak_tflops"], "is not ROLE=VALUE"),
         (["{none}", "--roles", "gpus=devices"], "cannot be read"),
         (["{empty}", "--roles", "gpus=devices"], "no table found"),
+        (["{drawn}", "--roles", "gpus=devices"], "no table found; give a CSV file, or Markdown or HTML tables"),
         (["{long}", "--roles", "a=devices"], "3 cells for 2 columns"),
         (["{twins}", "--roles", "a=devices"], "two columns have one name"),
         (["{json}", "--roles", "a=devices"], "has its own roles"),
@@ -130,9 +131,10 @@ def test_json_of_a_user(tmp_path, capsys):
 )
 def test_wrong_usage_is_one_line_and_exit_4(tmp_path, capsys, arguments, message):
     texts = {"csv": CSV, "empty": "nothing here\n", "long": "a,b\n1,2,3\n", "twins": "a,a\n1,2\n", "json": "{}"}
-    files = {"none": tmp_path / "none.csv"}
+    texts["drawn"] = "+----+\n|gpus|\n+====+\n| 8  |\n+----+\n"
+    files, endings = {"none": tmp_path / "none.csv"}, {"json": "json", "empty": "md", "drawn": "md"}
     for name, content in texts.items():
-        files[name] = tmp_path / f"{name}{'.json' if name == 'json' else '.md' if name == 'empty' else '.csv'}"
+        files[name] = tmp_path / f"{name}.{endings.get(name, 'csv')}"
         files[name].write_text(content, encoding="utf-8")
     code, out, err = run(capsys, *(each.format(**files) for each in arguments))
     assert (4, "") == (code, out)
@@ -381,6 +383,12 @@ HTML = """
 <table><tr><td>name</td></tr><tr><td>x</td></tr></table>
 <table></table>
 <table><tr><td>gpus</td><td colspan="2">samples/s (k)</td></tr><tr><td>1</td><td>2</td><td>3</td></tr></table>
+
+    +------+-----------+
+    | gpus | samples/s |
+    +------+-----------+
+    | 8    | 7         |
+    +------+-----------+
 """
 
 
@@ -392,10 +400,11 @@ def test_html_tables_are_read_and_tables_without_a_role_are_named(tmp_path, caps
     found, out, _ = run(capsys, path, "--roles", *roles)
     assert (code, "row 3 (16): speed-up is printed 19.1" in out) == (found, bool(code))
     assert "README.md:3 [" in out
-    assert "not checked, as no column has a role or cells are merged: README.md:10, README.md:13, README.md:15\n" in out
+    assert "merged cells, or lines of +---+): README.md:10, README.md:13, README.md:15, README.md:17\n" in out
     assert "  1 table, " in out
     _, out, _ = run(capsys, path, "--json", "--roles", *roles)
-    assert [["README.md:10", "README.md:13", "README.md:15"]] == [one["not_checked"] for one in json.loads(out)]
+    names = [f"README.md:{line}" for line in (10, 13, 15, 17)]
+    assert [names] == [one["not_checked"] for one in json.loads(out)]
 
 
 @pytest.mark.parametrize(

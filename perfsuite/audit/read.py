@@ -150,15 +150,13 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
     tables = [one for table in read for one in _side_by_side(table)]
     others = [f"{path.name}:{line}" for line, grid in grids if grid and not set(grid[0]) & set(roles)]
     tables += [AuditTable(name=name, columns=(), rows=()) for name in others]
-    titles = {title for _, grid in grids if grid for title in grid[0]}
+    titles = {title for _, grid in grids if grid for title in grid[0] if title}
     if not titles:
         raise ConfigurationError(f"{path}: no table found; give a CSV file, or Markdown or HTML tables with a header")
     missing = [name for name in roles if name not in titles]
     if missing or not named:
         absent = ", ".join(repr(name) for name in missing) or "none named by --roles"
-        raise ConfigurationError(
-            f"{path}: no column {absent}; its columns are {', '.join(sorted(filter(None, titles)))}"
-        )
+        raise ConfigurationError(f"{path}: no column {absent}; its columns are {', '.join(sorted(titles))}")
     return tables
 
 
@@ -200,14 +198,14 @@ def _markdown(text: str) -> Iterator[tuple[int, Grid]]:
         yield number, [row for row in body if any(row)]
 
 
-_HTML = re.compile(r"(?si)<!--.*?-->|<table\b.*?</table>")
+_HTML = re.compile(r"(?sim)<!--.*?-->|<table\b.*?</table>|^[ >]*\+[-=+]+\+ *$.*?(?=^\s*$|\Z)")
 _HTML_CELL = re.compile(r"(?si)<t[dh]\b[^>]*>(.*?)(?=</?t[dhr]\b|</table|$)")
 
 
 def _html(text: str) -> Iterator[tuple[int, Grid]]:
-    """Yield (line, grid) of each HTML table; merged cells are not read, such a table has no title and row."""
+    """Yield (line, grid) of each HTML table; one with merged cells, or drawn with +---+, has no title and row."""
     for table in _HTML.finditer(text):
-        is_merged = re.search(r"(?i)<t[dh][^>]*span\W+([2-9]|\d\d)", table[0])
+        is_merged = re.search(r"(?i)<t[dh][^>]*span\W+([2-9]|\d\d)|^[ >]*\+", table[0])
         parts = re.split(r"(?i)<tr\b", re.sub("(?s)<!--.*?-->", "", table[0]))
         rows = [[without_markup(one).strip() for one in _HTML_CELL.findall(part)] for part in parts]
         yield text.count("\n", 0, table.start()) + 1, [[""]] if is_merged else [row for row in rows if any(row)]

@@ -161,7 +161,7 @@ def _lines(audited: _Audited) -> Iterator[str]:
         if audited.is_given and (names := unnoticed(table)):
             yield f"    no rule notices a figure 3 times too large or too small in: {', '.join(names)}"
     if audited.unread:
-        yield f"  not checked, as no column has a role or cells are merged: {', '.join(audited.unread)}"
+        yield f"  not checked (no column with a role, merged cells, or lines of +---+): {', '.join(audited.unread)}"
     yield from (f"  LABEL {line}" for line in audited.disagreements)
     yield f"  {plural(len(audited.tables), 'table')}, {_count(audited.findings)}"
     gains = list(more_with(audited.tables).items()) if audited.is_given else []  # sorted, the largest gain first
