@@ -407,6 +407,14 @@ def test_html_tables_are_read_and_tables_without_a_role_are_named(tmp_path, caps
     assert [names] == [one["not_checked"] for one in json.loads(out)]
 
 
+@pytest.mark.parametrize("text", ["<table " * 20_000, "<!-- " * 20_000, "<table><tr>" + "<td" * 20_000 + "</table>"])
+def test_tags_without_an_end_are_scanned_once(tmp_path, text):
+    """Each of them was searched for its end up to the end of the file, for a minute."""
+    path = tmp_path / "long.md"
+    path.write_text(text + "\n\n| gpus | ms |\n|---|---|\n| 8 | <sup>1 |\n")
+    assert ["long.md:3"] == [one.name for one in read_tables(path, parse_roles(["gpus=devices", "ms=latency"]), {})]
+
+
 @pytest.mark.parametrize(
     ("heading", "gpus", "is_found"),
     [("", ("A100", "A100"), True), ("", ("A100", "V100"), False), ("## fp32", ("A100", "A100"), False)],

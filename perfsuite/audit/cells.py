@@ -13,7 +13,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.published.numbers import Interval, Number, PrintedCell, printed
 from perfsuite.published.records import DEFAULT_UNITS, SCALES, scale
 
-_NOTE = re.compile(r"<su[bp]\b.*?</su[bp]>|(?<=[\d%\w]) ?\[\^?\w{1,3}\](?!\()", re.IGNORECASE)
+_NOTE = re.compile(r"<su[bp]\b.*?(?:</su[bp]>|$)|(?<=[\d%\w]) ?\[\^?\w{1,3}\](?!\()", re.IGNORECASE)
 """Footnotes behind a figure."""
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|`")
 _LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")

@@ -198,15 +198,15 @@ def _markdown(text: str) -> Iterator[tuple[int, Grid]]:
         yield number, [row for row in body if any(row)]
 
 
-_HTML = re.compile(r"(?sim)<!--.*?-->|<table\b.*?</table>|^[ >]*\+[-=+]+\+ *$.*?(?=^\s*$|\Z)")
-_HTML_CELL = re.compile(r"(?si)<t[dh]\b[^>]*>(.*?)(?=</?t[dhr]\b|</table|$)")
+_HTML = re.compile(r"(?sim)<!--.*?(?:-->|\Z)|<table\b.*?(?:</table>|\Z)|^[ >]*\+[-=+]+\+ *$.*?(?=^\s*$|\Z)")
+_HTML_CELL = re.compile(r"(?si)<t[dh]\b[^<>]*>(.*?)(?=</?t[dhr]\b|</table|$)")
 
 
 def _html(text: str) -> Iterator[tuple[int, Grid]]:
     """Yield (line, grid) of each HTML table; one with merged cells, or drawn with +---+, has no title and row."""
     for table in _HTML.finditer(text):
-        is_merged = re.search(r"(?i)<t[dh][^>]*span\W+([2-9]|\d\d)|^[ >]*\+", table[0])
-        parts = re.split(r"(?i)<tr\b", re.sub("(?s)<!--.*?-->", "", table[0]))
+        is_merged = re.search(r"(?i)<t[dh][^<>]*span\W+([2-9]|\d\d)|^[ >]*\+", table[0])
+        parts = re.split(r"(?i)<tr\b", re.sub(r"(?s)<!--.*?(?:-->|\Z)", "", table[0]))
         rows = [[without_markup(one).strip() for one in _HTML_CELL.findall(part)] for part in parts]
         yield text.count("\n", 0, table.start()) + 1, [[""]] if is_merged else [row for row in rows if any(row)]
 
