@@ -417,14 +417,19 @@ def test_tags_without_an_end_are_scanned_once(tmp_path, text):
 
 @pytest.mark.parametrize(
     ("heading", "gpus", "is_found"),
-    [("", ("A100", "A100"), True), ("", ("A100", "V100"), False), ("## fp32", ("A100", "A100"), False)],
+    [
+        ("", ("A100", "A100"), True),
+        ("", ("A100", "V100"), False),
+        ("## fp32", ("A100", "A100"), False),
+        ("# fp32\n## one device", ("A100", "A100"), False),
+    ],
 )
 def test_tables_of_other_devices_and_under_other_headings_are_other_runs(tmp_path, capsys, heading, gpus, is_found):
     """DLPerf prints mixed precision and single precision under two headings, with the same batch on one device."""
     path = tmp_path / "two.md"
     rows = (f"| {gpus[0]} | 1 | 64 | 800 |", f"| {gpus[1]} | 1 | 64 | 300 |")
     tables = [f"| gpu | n | batch | img/s |\n|-|-|-|-|\n{row}\n" for row in rows]
-    path.write_text(f"# amp\n{tables[0]}\n{heading}\n{tables[1]}")
+    path.write_text(f"# amp\n## one device\n{tables[0]}\n{heading}\n{tables[1]}")
     roles = ["gpu=device", "n=devices", "batch=batch_size", "img/s=throughput", "--fact", "model=resnet"]
     _, out, _ = run(capsys, path, "--roles", *roles)
     assert is_found == ("same-run-disagrees" in out) == ("tables-differ" in out)

@@ -161,9 +161,10 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
 
 
 def _caption(text: str, line: int) -> str:
-    """Return the last heading and the last line before a table, which may state a setting of all its rows."""
+    """Return the last heading of each level and the last line before a table, which may state a setting of its rows."""
     before = [one for one in text.splitlines()[: line - 1] if one.strip() and "|" not in one]
-    return " ".join([*[one for one in before if one.startswith("#")][-1:], *before[-1:]])
+    headings = {len(one) - len(one.lstrip("#")): one for one in before if one.startswith("#")}
+    return " ".join([*headings.values(), *before[-1:]])
 
 
 def with_peaks(tables: Sequence[AuditTable], catalog: Catalog) -> list[AuditTable]:
