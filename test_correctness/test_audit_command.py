@@ -119,6 +119,7 @@ def test_json_of_a_user(tmp_path, capsys):
         (["{csv}", "--roles", *ROLES_OF_CSV, "--fact", "peak_tflops"], "is not ROLE=VALUE"),
         (["{none}", "--roles", "gpus=devices"], "cannot be read"),
         (["{empty}", "--roles", "gpus=devices"], "no table found"),
+        (["{drawn}", "--roles", "gpus=devices"], "no table found; give a CSV file, or Markdown or HTML tables"),
         (["{long}", "--roles", "a=devices"], "3 cells for 2 columns"),
         (["{twins}", "--roles", "a=devices"], "two columns have one name"),
         (["{json}", "--roles", "a=devices"], "has its own roles"),
@@ -130,9 +131,10 @@ def test_json_of_a_user(tmp_path, capsys):
 )
 def test_wrong_usage_is_one_line_and_exit_4(tmp_path, capsys, arguments, message):
     texts = {"csv": CSV, "empty": "nothing here\n", "long": "a,b\n1,2,3\n", "twins": "a,a\n1,2\n", "json": "{}"}
-    files = {"none": tmp_path / "none.csv"}
+    texts["drawn"] = "+----+\n|gpus|\n+====+\n| 8  |\n+----+\n"
+    files, endings = {"none": tmp_path / "none.csv"}, {"json": "json", "empty": "md", "drawn": "md"}
     for name, content in texts.items():
-        files[name] = tmp_path / f"{name}{'.json' if name == 'json' else '.md' if name == 'empty' else '.csv'}"
+        files[name] = tmp_path / f"{name}.{endings.get(name, 'csv')}"
         files[name].write_text(content, encoding="utf-8")
     code, out, err = run(capsys, *(each.format(**files) for each in arguments))
     assert (4, "") == (code, out)
@@ -323,6 +325,21 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
         ("mem", ["76/80 GB", "44.2/48.0"], "memory", [76e9, 44.2e9]),
         ("tok/s", ["9" * 5000], "tokens_per_s", "9 has 5000 characters; write one number"),
         ("mfu", ["62%", "0.45"], "mfu", "mfu is '0.45' without a percent sign, other rows have one; write one form"),
+        ("mem (MB)", ["14005(-1331,8.7\u2193%)", "OOM (80)"], "memory", [14005e6, None]),
+        ("mem", ["(2x) 20", "(80)"], "memory", [20e9, 80e9]),
+        ("tok/s", ["8.07\u4e07", "600\u4e07 tokens/s"], "tokens_per_s", [80_700, 6_000_000]),
+        ("time", ["1.5 \u5c0f\u65f6", "30\u5206\u949f"], "training_time", [5400, 1800]),
+        ("step (\u6beb\u79d2)", ["105", "1.5 \u79d2/\u6b65"], "latency", [0.105, 1.5]),
+        ("step", ["[ms]", "105", "7"], "latency", [None, 0.105, 0.007]),
+        ("gpus", ["8 (2x4)", "16 GPUs"], "devices", [8, 16]),
+        *(
+            ("gpus", [text, "8"], "devices", f"row 1, gpus: {text!r} can be read in more than one way")
+            for text in ("1 node/8 GPUs", "2/16", "2 / 16")
+        ),
+        ("it/s", ["2.3it/s", "1.20s/it"], "iterations_per_s", "row 2, it/s: '1.20s/it' is not a rate per second"),
+        ("tok/min", ["600", "700"], "tokens_per_s", "row 1, tok/min: '600' is not a rate per second; convert it"),
+        ("rate", ["9 images per hour"], "throughput", "row 1, rate: '9 images per hour' is not a rate per second"),
+        ("tok/s per device", ["9 tok/s/h100", "9 tok/s/host"], "tokens_per_s", [9, 9]),
         ("length", ["4K", "8K"], "sequence_length", "row 1, length: '4K' has a suffix that its column cannot have"),
         *(
             ("step", [text, "20.5"], "latency", f"row 1, step: {text!r} has a suffix that its column cannot have")
@@ -347,7 +364,100 @@ def test_units_and_suffixes_in_cells_are_read_or_refused(tmp_path, header, rows,
         return
     (table,) = read_tables(path, roles, {})
     read = [table.value(row, role) for row in table.rows]
-    assert all(one.low <= value <= one.high for value, one in zip(expected, read, strict=True))
+    assert [value is None for value in expected] == [one is None for one in read]
+    assert all(one.low <= value <= one.high for value, one in zip(expected, read, strict=True) if one)
+
+
+HTML = """
+<!-- <table><tr><th>gpus</th></tr><tr><td>7</td></tr></table> -->
+<table><thead>
+<th>gpus</th><th>samples/s<br/>(k)</th>
+<th>speed-up<sup>1</sup></th></thead>
+<!-- <tr><td>7</td></tr> -->
+<tr><td>1</td><td>0.100</td><td><b>1.0</b></td></tr>
+<tr><td>8</td><td><a href="log/9">0.700</a></td><td>7.0&nbsp;x</td>
+<tr><td>16</td><td>1.400</td><td>{last}</td></tr></table>
+| framework | licence |
+|---|---|
+| any | MIT |
+<table><tr><td>name</td></tr><tr><td>x</td></tr></table>
+<table></table>
+<table><tr><td>gpus</td><td colspan="2">samples/s (k)</td></tr><tr><td>1</td><td>2</td><td>3</td></tr></table>
+
+    +------+-----------+
+    | gpus | samples/s |
+    +------+-----------+
+    | 8    | 7         |
+    +------+-----------+
+"""
+
+
+@pytest.mark.parametrize(("last", "code"), [("14.1", 0), ("19.1", 1)])
+def test_html_tables_are_read_and_tables_without_a_role_are_named(tmp_path, capsys, last, code):
+    path = tmp_path / "README.md"
+    path.write_text(HTML.format(last=last))
+    roles = ["gpus=devices", "samples/s (k)=throughput", "speed-up=speedup"]
+    found, out, _ = run(capsys, path, "--roles", *roles)
+    assert (code, "row 3 (16): speed-up is printed 19.1" in out) == (found, bool(code))
+    assert "README.md:3 [" in out
+    assert "merged cells, or lines of +---+): README.md:10, README.md:13, README.md:15, README.md:17\n" in out
+    assert "  1 table, " in out
+    _, out, _ = run(capsys, path, "--json", "--roles", *roles)
+    names = [f"README.md:{line}" for line in (10, 13, 15, 17)]
+    assert [names] == [one["not_checked"] for one in json.loads(out)]
+
+
+@pytest.mark.parametrize("text", ["<table " * 20_000, "<!-- " * 20_000, "<table><tr>" + "<td" * 20_000 + "</table>"])
+def test_tags_without_an_end_are_scanned_once(tmp_path, text):
+    """Each of them was searched for its end up to the end of the file, for a minute."""
+    path = tmp_path / "long.md"
+    path.write_text(text + "\n\n| gpus | ms |\n|---|---|\n| 8 | <sup>1 |\n")
+    assert ["long.md:3"] == [one.name for one in read_tables(path, parse_roles(["gpus=devices", "ms=latency"]), {})]
+
+
+@pytest.mark.parametrize(
+    ("heading", "gpus", "is_found"),
+    [
+        ("", ("A100", "A100"), True),
+        ("", ("A100", "V100"), False),
+        ("## fp32", ("A100", "A100"), False),
+        ("# fp32\n## one device", ("A100", "A100"), False),
+    ],
+)
+def test_tables_of_other_devices_and_under_other_headings_are_other_runs(tmp_path, capsys, heading, gpus, is_found):
+    """DLPerf prints mixed precision and single precision under two headings, with the same batch on one device."""
+    path = tmp_path / "two.md"
+    rows = (f"| {gpus[0]} | 1 | 64 | 800 |", f"| {gpus[1]} | 1 | 64 | 300 |")
+    tables = [f"| gpu | n | batch | img/s |\n|-|-|-|-|\n{row}\n" for row in rows]
+    path.write_text(f"# amp\n## one device\n{tables[0]}\n{heading}\n{tables[1]}")
+    roles = ["gpu=device", "n=devices", "batch=batch_size", "img/s=throughput", "--fact", "model=resnet"]
+    _, out, _ = run(capsys, path, "--roles", *roles)
+    assert is_found == ("same-run-disagrees" in out) == ("tables-differ" in out)
+
+
+def test_two_runs_beside_each_other_are_not_one_run(tmp_path, capsys):
+    """DLPerf's InsightFace report: a column of OneFlow and one of MXNet."""
+    path = tmp_path / "beside.csv"
+    path.write_text("n,batch,OneFlow,MXNet\n1,64,245,218\n8,64,1800,1700\n")
+    roles = ["n=devices", "batch=batch_size", "OneFlow=throughput", "MXNet=throughput", "--fact", "model=face"]
+    assert run(capsys, path, "--roles", *roles)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "missed"),
+    [
+        (["1,a,100,1.0,9", "8,a,700,7.0,9"], "mem"),
+        (["1,a,100,1.0,9", "1,b,50,1.0,9"], "rate, gain, mem"),
+        (["1,a,100,-,9"], "rate, gain, mem"),
+        ([f"{2**n},a,{100 * 2**n},{2**n}.0,9" for n in range(30)], "mem"),
+    ],
+)
+def test_columns_in_which_no_rule_notices_a_wrong_figure_are_named(tmp_path, capsys, rows, missed):
+    path = tmp_path / "few.csv"
+    path.write_text("\n".join(["gpus,model,rate,gain,mem", *rows]))
+    roles = ["gpus=devices", "model=model", "rate=throughput", "gain=speedup", "mem=memory"]
+    _, out, _ = run(capsys, path, "--roles", *roles)
+    assert f"no rule notices a figure 3 times too large or too small in: {missed}\n" in out
 
 
 def test_pipes_in_cells_and_semicolons_separate_as_meant(tmp_path):
@@ -389,15 +499,38 @@ def test_an_empty_setting_at_the_begin_of_a_row_is_that_of_the_row_above(tmp_pat
     assert ["7b", "7b", "13b"] == [table.text(row, "model") for row in table.rows]
 
 
-def test_texts_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys):
-    """Colossal-AI's benchmark table: the parallelism of both rows differs."""
+@pytest.mark.parametrize("settings", [("zero2", "tp2+pp4"), ("512", "1024"), ("", "1024")])
+def test_cells_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys, settings):
+    """Colossal-AI's benchmark table differs in the parallelism, that of DLPerf's HugeCTR in the batch."""
     path = tmp_path / "colossal.md"
-    rows = ["| 16 | 70B | zero2 | 3.27 |", "| 16 | 70B | tp2+pp4 | 5.66 |"]
-    path.write_text("\n".join(["| gpus | size | parallelism | samples/s |", "|---|---|---|---|", *rows]))
+    rows = [f"| 16 | 70B | {settings[0]} | 3.27 |", f"| 16 | 70B | {settings[1]} | 5.66 |"]
+    path.write_text("\n".join(["| gpus | size | setting | samples/s |", "|---|---|---|---|", *rows]))
     roles = ["gpus=devices", "size=parameters", "samples/s=throughput"]
     assert run(capsys, path, "--roles", *roles)[0] == 0
-    path.write_text(path.read_text().replace("tp2+pp4", "zero2"))
+    path.write_text(path.read_text().replace(f"| {settings[1]} |", f"| {settings[0]} |"))
     assert run(capsys, path, "--roles", *roles)[0] == 1
+
+
+@pytest.mark.parametrize(("other", "code"), [("FALSE", 0), ("TRUE", 1)])
+def test_words_of_columns_without_a_role_may_change_how_flops_are_counted(tmp_path, capsys, other, code):
+    """InternEvo's performance tables: TFLOPS with activation checkpointing include the second forward pass."""
+    path = tmp_path / "internevo.md"
+    rows = ["| TRUE | 8 | 3314 | 193 |", f"| {other} | 16 | 4103 | 183 |"]
+    path.write_text("\n".join(["| Activation Ckpt | GPU Num | TGS | TFLOPS |", "|-|-|-|-|", *rows]))
+    roles = ["GPU Num=devices", "TGS=tokens_per_s_per_device", "TFLOPS=tflops", "--fact", "model=7b"]
+    assert code == run(capsys, path, "--roles", *roles)[0]
+
+
+def test_repeats_of_one_run_are_one_finding(tmp_path, capsys):
+    """DLPerf's ResNet50 table of OneFlow has seven repeats, which were 21 pairs."""
+    path = tmp_path / "repeats.csv"
+    path.write_text("gpus,ms\n8,100\n16,52\n8,101\n8,104\n")
+    roles = ["gpus=devices", "ms=latency:ms"]
+    code, out, _ = run(capsys, path, "--roles", *roles)
+    assert (0, True) == (code, "row 1 (8), row 3 (8) and row 4 (8) are the same run: 4.00% apart" in out)
+    path.write_text(path.read_text().replace("8,101", "8,130"))
+    code, out, _ = run(capsys, path, "--roles", *roles)
+    assert (1, 1) == (code, out.count("are the same run and 30% apart"))
 
 
 SUMMARIES = (

@@ -13,7 +13,7 @@ from test_correctness.helpers.package_tree import MODULES, PACKAGE, imported, tr
 LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
-    "audit": 2_600,
+    "audit": 2_650,
     "base": 1_580,
     "baselines": 1_780,
     "cli": 4_070,

@@ -13,7 +13,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.published.numbers import Interval, Number, PrintedCell, printed
 from perfsuite.published.records import DEFAULT_UNITS, SCALES, scale
 
-_NOTE = re.compile(r"<su[bp]\b.*?</su[bp]>|(?<=[\d%\w]) ?\[\^?\w{1,3}\](?!\()", re.IGNORECASE)
+_NOTE = re.compile(r"<su[bp]\b.*?(?:</su[bp]>|$)|(?<=[\d%\w]) ?\[\^?\w{1,3}\](?!\()", re.IGNORECASE)
 """Footnotes behind a figure."""
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|`")
 _LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
@@ -24,7 +24,7 @@ _SIGN = str.maketrans("\u2212\u00b5\u03bc\u066b", "-uu.") | {code: code - 0xFEE0
 """The minus sign, two letters that are the ``u`` of microseconds, the Arabic point, and wide forms of ASCII."""
 _DASH = re.compile(r"^[\u2010-\u2015\ufe63\u2796]\s?(?=\.?\d)")
 """Other characters that are a minus sign before a number."""
-_PER = re.compile(r"(?<=[a-zA-Z])\s?(?:/|per )\s?(?:it|iter|iteration|step|op|batch|GPU|gpu|device|card)\b\.?")
+_PER = re.compile(r"(?<=[^\W\d_])\s?(?:/|per )\s?(?:it|iter|iteration|step|op|batch|GPU|gpu|device|card|步|卡|次)\b\.?")
 """Text behind a unit that does not change it: ``ms/it``, ``GB/GPU``."""
 _AMBIGUOUS = re.compile(
     r"(?<![\d.,])\d+,(?:\d{1,2}|\d{4,})(?![\d,])|\d\.\d+[.,]\d|(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.])"
@@ -37,35 +37,44 @@ _ONE = r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?"
 _SPREAD = re.compile(rf"({_ONE})[\s%]*(-|\u2013|\u2014|~|\.\.+|to\b|\u00b1|\+/-)\s*({_ONE})")
 """A range, or a figure with its spread."""
 _PRODUCT = re.compile(r"(\d{1,6}) ?[x\u00d7*] ?(\d{1,6})")
-_REMARK = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|(?<=\d)\s*[A-Za-z]*/\s?\d.*|(?<=\d)\s?[x\u00d7] [A-Za-z].*")
-"""Text behind the figure: brackets, the total of ``44.2/48.0``, the device of ``8x A100 80GB``."""
+_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+_REMARK = re.compile(r"(?<=\d)\s*[A-Za-z]*/\s?\d.*|(?<=\d)\s?[x\u00d7] [A-Za-z].*")
+"""Text behind the figure: the total of ``44.2/48.0``, the device of ``8x A100 80GB``."""
 _MULTIPLE = re.compile(
     r"[(\[,]\s*(?:in )?(?:[x\u00d7*] ?)?(k|K|M|1,?000|1e3|1e6|thousands|millions)\s*[)\]]"
     r"|\b([kKM]) ?(?:tok|samp|im|seq)\w*"
 )
 """The multiple in the title of a rate: ``tokens/s (k)``, ``Ktok/s``."""
-_FIRST = re.compile(r"(?P<number>\d[\d.,]*)(?:[eE][-+]?\d+)?\s?(?P<unit>[A-Za-z%]+(?:/s)?)(?![\w/])")
+_FIRST = re.compile(r"(?P<number>\d[\d.,]*)(?:[eE][-+]?\d+)?\s?(?P<unit>[A-Za-z%\u4e00-\u9fff]+(?:/s)?)(?![\w/])")
 """The first number of a cell, directly with a unit or a suffix."""
+_SLOW = re.compile(r"(?:/|\bper )\s?(?:min(?:ute)?|h(?:our|r)?|day)s?\b|/\s?(?:分钟|小时|天)")
+"""Rates that are not per second."""
 _BEFORE = "~≈<>=≤≥+-* "
 _HEADER = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
-_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-_NAMES = {"us": "usec", "ms": "msec", "s": "sec secs seconds", "min": "mins minutes", "h": "hr hrs hours", "days": "d"}
+_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "万": 1e4, "亿": 1e8}
+_NAMES = {"us": "usec 微秒", "ms": "msec 毫秒", "s": "sec secs seconds 秒", "min": "mins minutes 分钟"}
+_NAMES |= {"h": "hr hrs hours 小时", "days": "d 天"}
 _NAMES |= {"Gb/s": "Gbps Gbit/s", "GB/s": "GBps GB/sec", "MB/s": "MBps MB/sec"}
 _NAMES |= {f"{one}FLOPS": f"{one}FLOPs {one}FLOP/s {one}FLOPs/s {one}FLOPS/s" for one in "GTP"}
 _SYNONYMS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
 """Units of the roles by their other names."""
 
 
+def without_markup(text: str) -> str:
+    """Return a cell without tags, links and footnotes, in one line."""
+    return re.sub(r"[ \t\r\n]+", " ", _TAG.sub(" ", _LINK.sub(r"\1", _NOTE.sub("", html.unescape(text)))))
+
+
 def _plain(text: str) -> str:
-    """Return a cell without markup, footnotes and separators of thousands."""
-    plain = _TAG.sub(" ", _LINK.sub(r"\1", _NOTE.sub("", html.unescape(text)))).translate(_SIGN)
+    """Return a cell without markup and separators of thousands."""
+    plain = without_markup(text).translate(_SIGN)
     plain = "".join(one if one.isascii() else str(unicodedata.decimal(one, one)) for one in plain)
     plain = _DASH.sub("-", _GROUP.sub("", plain).strip().strip("_"))
     return re.sub(r"(?<![\w.])\.(?=\d)", "0.", plain)
 
 
 def with_unit(column: AuditColumn, cells: Sequence[str], place: str) -> AuditColumn:
-    """Return a column with a unit: the given one, else the unit in brackets in the title, else the unit of its cells.
+    """Return a column with a unit: given, in brackets in the title, alone in the first cell, or of the figures.
 
     A column of several units gets the smallest unit of its role.  Raises ConfigurationError if the first row has no
     unit, or any row of a column of several units; ``place`` begins the message.
@@ -73,7 +82,10 @@ def with_unit(column: AuditColumn, cells: Sequence[str], place: str) -> AuditCol
     if column.unit or column.meaning.dimension not in DEFAULT_UNITS:
         return column
     header = _HEADER.search(column.name.translate(_SIGN))
-    named = _unit(column, header[1].partition("/GPU")[0]) if header else ""
+    titles = ([header[1].partition("/GPU")[0]] if header else []) + [
+        re.sub(r"[()\[\]]", "", text) for text in cells[:1]
+    ]
+    named = next(filter(None, (_unit(column, title) for title in titles)), "")  # below the title: a row of units
     if not named and column.meaning.dimension != "share":
         units = {text: _unit(column, _suffix(_plain(text))) for text in cells}
         named = next(filter(None, units.values()), "")
@@ -112,14 +124,20 @@ def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
         raise ConfigurationError(f"{place}: {text!r:.40} has {len(plain)} characters; write one number")
     if column.meaning.exact and (product := _PRODUCT.fullmatch(plain)):
         return printed(str(int(product[1]) * int(product[2])))
-    figure = _REMARK.sub("", plain)
+    bare = _BRACKETS.sub("", plain).strip() or plain
+    suffix, figure = _suffix(bare), _REMARK.sub("", bare)
+    if column.meaning.dimension == "rate" and (
+        _SLOW.search(f"{column.name} {bare}") or _SYNONYMS.get(suffix, suffix) in SCALES["time"]
+    ):
+        raise ConfigurationError(f"{place}: {text!r} is not a rate per second; convert it")
     spread = _SPREAD.search(figure)
     numbers = printed(_SPREAD.sub("", figure, 1)).numbers
-    if _AMBIGUOUS.search(plain) or len(numbers) > (0 if spread else 1):
+    is_share_of_count = column.meaning.exact and re.search(r"\d\s*[A-Za-z]*\s*/\s*\d", bare)
+    if is_share_of_count or _AMBIGUOUS.search(figure) or len(numbers) > (0 if spread else 1):
         why = "can be read in more than one way; write one number, with a decimal point and without other separators"
         raise ConfigurationError(f"{place}: {text!r} {why}")
-    factor = _factor(_suffix(plain), column, f"{place}: {text!r}")
-    read = _range(plain, spread, column) if spread else printed(plain)
+    factor = _factor(suffix, column, f"{place}: {text!r}")
+    read = _range(plain, spread, column) if spread else replace(printed(bare), text=plain)
     return replace(read, numbers=tuple(_times(number, factor) for number in read.numbers)) if factor else read
 
 

@@ -44,16 +44,12 @@ def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:
 
 
 def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
-    shares = ("mfu", "bubble", "communication_share", "share")
-    for column in table.of_role(*shares):
+    for column in table.of_role("mfu", "bubble", "communication_share", "share"):
         for row in table.rows:
-            if (least := table.least(row, column)) and least > 1:  # about 120 %, more than 110 %
-                text = f"{column.printed_name} is {row.cells[column.name].text}; a share is 0 to 100 %"
+            value, least = table.read(row, column), table.least(row, column)  # least: about 120 %, more than 110 %
+            if (least and least > 1) or (value and (value.low > 1 or value.high < 0)):
+                text = f"{column.printed_name} is {row.cells[column.name].text.strip()}; a share is 0 to 100 %"
                 yield hit_of(row, (column,), text)
-    for column, row, value in table.figures(*shares):
-        if value.low > 1 or value.high < 0:
-            text = f"{column.printed_name} is {float(value.middle):.1%}; a share is 0 to 100 %"
-            yield hit_of(row, (column,), text)
 
 
 def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
@@ -81,7 +77,7 @@ def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
 def same_work_differs(row: Row, base: Row, what: str, ratio: Value | None) -> Iterator[Hit]:
     """Return a hit if a quotient that must be equal for the same work on the same devices differs between two rows."""
     if ratio and (gap := ratio.gap(ONE)):
-        rounding = f"({ratio.ends} by rounding); the same work on the same devices gives 1"
+        rounding = f"({ratio.ends} by rounding); the same work gives 1"
         text = f"{what} is {ratio} times that of {base.name} {rounding}"
         yield hit_of(row, ratio.columns, text, gap, base=base)
 
@@ -161,7 +157,7 @@ def _size_is_count(table: AuditTable) -> Iterator[Hit]:
         for role in ["model_size"] + (["memory_weights"] if count and count.high == 1 else []):
             size = table.value(row, role)
             parameter_bytes = quotient(size, table.value(row, "parameters"))
-            if size and parameter_bytes and not narrow and parameter_bytes.high < Fraction(3, 2):
+            if size and parameter_bytes and not narrow and parameter_bytes.meets(ONE):
                 text = (
                     f"{role} is {parameter_bytes.ends} bytes per parameter;"
                     " it is the number of parameters, called bytes"
@@ -288,8 +284,8 @@ RULES = (
          source="data sheets; sparse figures and 16-bit accumulation are twice the dense one"),
     Rule("size-is-count", "mislabel", "M?", "table", _size_is_count,
          roles=("model_size|memory_weights", "parameters"),
-         checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
-         source="16-bit weights have 2 bytes, 32-bit weights 4"),
+         checks="bytes of the weights are not their number, outside 8-bit formats",
+         source="16-bit weights have 2 bytes, 32-bit weights 4, weights of 4 and 5 bits less than 1"),
     Rule("bandwidth-time", "contradiction", "X", "table", _bandwidth_time,
          roles=("bandwidth", "communication_time", "collective", "devices"),
          checks="bandwidth x time / busbw factor of the collective = the same message in all rows of a step's table",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import combinations, pairwise
@@ -17,6 +18,8 @@ WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(
 )
 """Bytes of a weight by dtype; 1 for an unknown dtype."""
 
+# Words of runs whose weights are elsewhere, or have less than 8 bits
+_SMALLER = re.compile(r"offload|qlora|gptq|awq|(?:\b|_)i?q[2-6]|(?<!\d)[2-6].?bit|(?:int|fp|nf)4", re.IGNORECASE)
 UNSHARDED_SHARE = Fraction(2, 100)  # Smallest share of a device's memory for activations, buffers and the context.
 
 SHARED_FIT = Fraction(2, 1000)  # Largest deviation of a column from a + b / n, as a share of its largest value.
@@ -27,26 +30,17 @@ TOTALS = ("memory", "memory_final")
 
 def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
     for row in table.rows:
-        offloaded = "offload" in f"{table.text(row, 'strategy')} {table.text(row, 'config')}".lower()
+        settings = " ".join(table.text(row, role) for role in ("strategy", "config", "dtype", "model", "note"))
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
         share, memory = quotient(table.value(row, "parameters"), table.devices(row)), table.value(row, "memory")
-        if share and memory and not offloaded and memory.high < share.low * least:
-            needed = float(share.middle * least / 10**9)
+        if share and memory and not _SMALLER.search(settings) and memory.high < share.low * least:
+            needed, printed = float(share.middle * least / 10**9), table.text(row, "memory").strip()
+            unit = "" if any(map(str.isalpha, printed)) else f" {(memory.columns and memory.columns[0].unit) or 'GB'}"
             text = (
                 f"the weights alone take {needed:.4g} GB per device in {8 * least} bit"
-                f" ({needed * 2 / least:.4g} GB in 16 bit); {_memory_text(table, row)} are printed"
+                f" ({needed * 2 / least:.4g} GB in 16 bit); {printed}{unit} are printed"
             )
             yield hit_of(row, memory.columns, text)
-
-
-def _memory_text(table: AuditTable, row: Row) -> str:
-    """Return the printed memory of a row, with its column's unit if the cell has none."""
-    for column in table.of_role("memory"):
-        cell = row.cells.get(column.name)
-        if cell and cell.number(column.index):
-            text = cell.text.strip()
-            return text if any(letter.isalpha() for letter in text) else f"{text} {column.unit or 'GB'}"
-    return table.text(row, "memory")
 
 
 def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:

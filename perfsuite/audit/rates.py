@@ -21,7 +21,10 @@ _SPARSE = re.compile(r"moe|mixtral|deepseek|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?b", re.
 RATES = ("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device")
 HARDWARE_CONVENTIONS = Fraction(8, 3)  # Achieved FLOPs may include recomputation: 8 instead of 6 per parameter.
 _MODEL = ("model", "parameters", "active_parameters")  # Roles that distinguish rows of different models.
-_COUNTING = ("device", "dtype", "strategy", "experts", "top_k")  # Further settings that figures of FLOPs may depend on.
+_COUNTING = ("strategy", "experts", "top_k")  # Further settings that figures of FLOPs may depend on.
+_HARDWARE = ("device", "dtype")  # Settings that a peak depends on; FLOPs per token do not.
+ELSEWHERE = Fraction(1, 20)  # Tolerance between hardware: published rates are often rounded once more, per machine.
+_WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def _sure_devices(table: AuditTable, row: Row) -> Value | None:
@@ -90,11 +93,9 @@ def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
             gap = one.gap(other)
             ratio = quotient(one, other)
             if first.role != second.role and gap and ratio:
-                count, of_all = _sure_devices(table, row), ""
-                if count and count.low >= 2:
-                    inverse = Interval.exactly(1 / count.low)
-                    if ratio.meets(count) or ratio.meets(inverse):
-                        of_all = f": one is of all {count} devices and the other of each"
+                count = _sure_devices(table, row)
+                is_of_all = count and count.low >= 2 and any(map(ratio.meets, (count, Interval.exactly(1 / count.low))))
+                of_all = f": one is of all {count} devices and the other of each" if is_of_all else ""
                 text = (
                     f"{first.printed_name} {table.raw(row, first)} and {second.printed_name}"
                     f" {table.raw(row, second)} differ from equality by a factor {ratio}{of_all}"
@@ -139,23 +140,27 @@ def _apart(table: AuditTable, row: Row, name: str, stated: Value | None, factor:
         yield hit_of(row, ratio.columns, text)
 
 
-def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | None]]) -> Iterator[Hit]:
+def _in_step(
+    table: AuditTable, what: str, quotients: list[tuple[Row, Value | None]], *, of_peak: bool = False
+) -> Iterator[Hit]:
     """Yield hits if the quotient of two figures is not equal in all rows of the same work.
 
-    Rows have the same work if they differ in nothing that affects FLOPs per token or their counting.
+    Rows have the same work if they differ in nothing that affects FLOPs per token or their counting, and in no word
+    of a column without a role.  A quotient ``of_peak`` is compared on the same hardware only.
     """
-    names = (*_COUNTING, *(column.name for column in table.of_role("config")))
-    first: list[tuple[object, Row, Value]] = []
+    names = (*_COUNTING, *(_HARDWARE if of_peak else ()), *(column.name for column in table.of_role("config")))
+    first: dict[object, tuple[Row, Value]] = {}
     for row, value in quotients:
         if not value:
             continue
-        settings = table.configuration(row)
-        key = (table.work(row), [settings.get(name) for name in names])
-        earlier = next(((base, peak) for other, base, peak in first if other == key), None)
-        if earlier is None:
-            first.append((key, row, value))
-        else:
-            yield from same_work_differs(row, earlier[0], what, quotient(value, earlier[1]))
+        settings, note = table.configuration(row), row.facts.get("note")
+        words = _WORD.findall(note.text) if note else ()
+        key = (*sorted(table.work(row).items()), *map(settings.get, names), *words)
+        base, other = first.setdefault(key, (row, value))
+        start = table.configuration(base)
+        least = 0 if all(settings.get(name) == start.get(name) for name in _HARDWARE) else ELSEWHERE
+        hits = same_work_differs(row, base, what, quotient(value, other)) if row is not base else ()
+        yield from (hit for hit in hits if hit.gap and hit.gap >= least)
 
 
 def _knows_devices(table: AuditTable) -> bool:
@@ -171,7 +176,7 @@ def _over_mfu(table: AuditTable, row: Row, figure: Value | None) -> Value | None
 def _mfu_tflops(table: AuditTable) -> Iterator[Hit]:
     for column in table.of_role("tflops") if _knows_devices(table) else ():
         peaks = [(row, _over_mfu(table, row, table.read(row, column))) for row in table.rows]
-        yield from _in_step(table, f"{column.printed_name} over MFU", peaks)
+        yield from _in_step(table, f"{column.printed_name} over MFU", peaks, of_peak=True)
 
 
 def _mfu_tflops_peak(table: AuditTable) -> Iterator[Hit]:
@@ -191,7 +196,7 @@ def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
     judged = table.says("throughput") and table.says("devices")  # by mfu-throughput
     if table.says("mfu") and _knows_devices(table) and not judged:
         costs = [(row, _over_mfu(table, row, _tokens_per_device(table, row))) for row in rows]
-        yield from _in_step(table, "tokens/s of a device over MFU", costs)
+        yield from _in_step(table, "tokens/s of a device over MFU", costs, of_peak=True)
 
 
 def _tflops_time(table: AuditTable) -> Iterator[Hit]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfsuite.audit.cells import cell, with_unit
+from perfsuite.audit.cells import cell, with_unit, without_markup
 from perfsuite.audit.table import TOTAL_NAMES, AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
@@ -24,9 +24,6 @@ from perfsuite.published.records import (
     PublishedTable,
     Stated,
 )
-
-_WORD = re.compile(r"[^\W\d_]{2}")
-"""A text that is a setting or a remark, and not a figure."""
 
 _SUMMARY = re.compile(
     r"(?:overall |geo\w*[ -]?)?(?:averages?|avg|means?|medians?|total|sum|max(?:imum)?|min(?:imum)?"
@@ -43,7 +40,7 @@ def tables_of(report: PublishedReport) -> list[AuditTable]:
 
 
 def _published(report: PublishedReport, table: PublishedTable) -> AuditTable:
-    units = {unit for units in SCALES.values() for unit in units}
+    units = {unit: unit for units in SCALES.values() for unit in units}
     name = f"{report.report}/{table.id}"
     columns = [column for column in table.columns if not column.prose]
     rows = []
@@ -56,13 +53,8 @@ def _published(report: PublishedReport, table: PublishedTable) -> AuditTable:
     return AuditTable(
         name=name,
         columns=tuple(
-            AuditColumn(
-                name=column.name,
-                role=column.role,
-                unit=column.unit_published if column.unit_published in units else "",
-                index=column.index,
-            )
-            for column in columns
+            AuditColumn(name=one.name, role=one.role, unit=units.get(one.unit_published, ""), index=one.index)
+            for one in columns
         ),
         rows=tuple(rows),
         facts={role: fact for role, fact in facts.items() if fact.text},
@@ -132,7 +124,7 @@ def _require(role: str, unit: str, what: str) -> None:
 
 
 def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str, Fact]) -> list[AuditTable]:
-    """Return the tables of a CSV, TSV or Markdown file with at least one of the named columns.
+    """Return the tables of a CSV, TSV, Markdown or HTML file; those without a named column have no columns and rows.
 
     Raises ConfigurationError for an unreadable file, a file without a table, a missing column, and rows longer than
     their header.
@@ -143,7 +135,7 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
         reason = why(error) if isinstance(error, OSError) else error
         raise ConfigurationError(f"{path}: cannot be read ({reason}); give a CSV, Markdown or JSON file") from None
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
-    grids = list(_markdown(text))
+    grids = [*_markdown(text), *_html(text)]
     if delimiter:
         header = text.partition("\n")[0]
         if delimiter == "," and ";" in header and header.count(";") >= header.count(","):
@@ -154,17 +146,25 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
             raise ConfigurationError(f"{path} is not CSV: {error}; correct or remove that row") from None
         grids = [(1, [row for row in cells if any(row)])]
     named = [(line, grid) for line, grid in grids if grid and set(grid[0]) & set(roles)]
-    tables = [one for line, grid in named for one in _side_by_side(_grid_table(path, line, grid, roles, facts))]
-    titles = {title for _, grid in grids for title in grid[0]} if any(grid for _, grid in grids) else set()
+    read = [_grid_table(path, line, grid, roles, facts=facts, caption=_caption(text, line)) for line, grid in named]
+    tables = [one for table in read for one in _side_by_side(table)]
+    others = [f"{path.name}:{line}" for line, grid in grids if grid and not set(grid[0]) & set(roles)]
+    tables += [AuditTable(name=name, columns=(), rows=()) for name in others]
+    titles = {title for _, grid in grids if grid for title in grid[0] if title}
     if not titles:
-        raise ConfigurationError(f"{path}: no table found; give a CSV file or Markdown tables with a header line")
+        raise ConfigurationError(f"{path}: no table found; give a CSV file, or Markdown or HTML tables with a header")
     missing = [name for name in roles if name not in titles]
-    if missing or not tables:
+    if missing or not named:
         absent = ", ".join(repr(name) for name in missing) or "none named by --roles"
-        raise ConfigurationError(
-            f"{path}: no column {absent}; its columns are {', '.join(sorted(filter(None, titles)))}"
-        )
+        raise ConfigurationError(f"{path}: no column {absent}; its columns are {', '.join(sorted(titles))}")
     return tables
+
+
+def _caption(text: str, line: int) -> str:
+    """Return the last heading of each level and the last line before a table, which may state a setting of its rows."""
+    before = [one for one in text.splitlines()[: line - 1] if one.strip() and "|" not in one]
+    headings = {len(one) - len(one.lstrip("#")): one for one in before if one.startswith("#")}
+    return " ".join([*headings.values(), *before[-1:]])
 
 
 def with_peaks(tables: Sequence[AuditTable], catalog: Catalog) -> list[AuditTable]:
@@ -199,6 +199,19 @@ def _markdown(text: str) -> Iterator[tuple[int, Grid]]:
         yield number, [row for row in body if any(row)]
 
 
+_HTML = re.compile(r"(?sim)<!--.*?(?:-->|\Z)|<table\b.*?(?:</table>|\Z)|^[ >]*\+[-=+]+\+ *$.*?(?=^\s*$|\Z)")
+_HTML_CELL = re.compile(r"(?si)<t[dh]\b[^<>]*>(.*?)(?=</?t[dhr]\b|</table|$)")
+
+
+def _html(text: str) -> Iterator[tuple[int, Grid]]:
+    """Yield (line, grid) of each HTML table; one with merged cells, or drawn with +---+, has no title and row."""
+    for table in _HTML.finditer(text):
+        is_merged = re.search(r"(?i)<t[dh][^<>]*span\W+([2-9]|\d\d)|^[ >]*\+", table[0])
+        parts = re.split(r"(?i)<tr\b", re.sub(r"(?s)<!--.*?(?:-->|\Z)", "", table[0]))
+        rows = [[without_markup(one).strip() for one in _HTML_CELL.findall(part)] for part in parts]
+        yield text.count("\n", 0, table.start()) + 1, [[""]] if is_merged else [row for row in rows if any(row)]
+
+
 def _pipe_cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|").removesuffix("|") if line.lstrip().startswith("|") else line
     cells = re.split(r"(?<!\\)\|", inner)
@@ -206,7 +219,7 @@ def _pipe_cells(line: str) -> list[str]:
 
 
 def _grid_table(
-    path: Path, line: int, grid: Grid, roles: Mapping[str, AuditColumn], facts: Mapping[str, Fact]
+    path: Path, line: int, grid: Grid, roles: Mapping[str, AuditColumn], *, facts: Mapping[str, Fact], caption: str
 ) -> AuditTable:
     header, *body = grid
     if len(set(filter(None, header))) < len([title for title in header if title]):
@@ -237,15 +250,9 @@ def _grid_table(
             for title, text in zip(header, cells, strict=False)
             if text and title in roles
         }
-        aside = [text for title, text in zip(header, cells, strict=False) if title not in roles and _WORD.search(text)]
-        rows.append(
-            Row(
-                name=f"row {index + 1} ({cells[0]})",
-                cells=figures,
-                facts={"note": Fact(text=" ".join(aside))} if aside else {},
-                index={name: index},
-            )
-        )
+        aside = [text for title, text in zip(header, cells, strict=False) if title not in roles]
+        note = {"note": Fact(text=" | ".join([caption, *aside]))}
+        rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=figures, facts=note, index={name: index}))
     return AuditTable(
         name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts, summaries=tuple(summaries)
     )
@@ -267,8 +274,11 @@ def _side_by_side(table: AuditTable) -> Iterator[AuditTable]:
             nth[column.role] += 1
         own = next(column.name for column in columns if count[column.role] > 1)
         name = f"{table.name} {own}"
-        rows = tuple(replace(row, index={name: index}) for index, row in enumerate(table.rows))
-        yield replace(table, name=name, columns=tuple(columns), rows=rows)
+        rows = []
+        for at, row in enumerate(table.rows):
+            note = Fact(text=f"{own} {row.facts['note'].text}")
+            rows.append(replace(row, index={name: at}, facts={"note": note}))
+        yield replace(table, name=name, columns=tuple(columns), rows=tuple(rows))
 
 
 def _is_of_a_run(column: AuditColumn) -> bool:

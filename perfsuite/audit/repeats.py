@@ -82,21 +82,25 @@ def _repeated_row(table: AuditTable) -> Iterator[Hit]:
 
 
 def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
-    """Yield pairs of rows of one configuration that differ by more than NOISE, or by less."""
-    for row, other in combinations(table.rows, 2):
-        settings = table.configuration(row)
-        if not settings or settings != table.configuration(other) or row.facts.get("note") != other.facts.get("note"):
-            continue  # texts of columns without a role may be settings
-        pair = table.step_time(row), table.step_time(other)
-        if not all(pair):
-            pair = table.throughput(row), table.throughput(other)
-        if pair[0] and pair[1]:
-            low, high = sorted((pair[0].middle, pair[1].middle))
-            apart = high / low - 1 if low else Fraction(0)
-            if (apart > NOISE) == disagree:
-                how = f" and {float(apart):.0%} apart" if disagree else f": {float(apart):.2%} apart"
-                text = f"{row.name} and {other.name} are the same run{how}"
-                yield Hit(message=text, rows=(row, other), columns=pair[1].columns)
+    """Yield the groups of rows of one configuration that differ by more than NOISE, or by less.
+
+    Rows with different cells in a column without a role are not one group: such a column may be a setting.
+    """
+    groups: dict[object, list[tuple[Row, Value]]] = {}
+    for row in table.rows:
+        settings, time = table.configuration(row), table.step_time(row)
+        value = time or table.throughput(row)
+        if settings and value:
+            key = (*sorted(settings.items()), row.facts.get("note"), time is None)
+            groups.setdefault(key, []).append((row, value))
+    for group in groups.values():
+        low, *_, high = sorted(value.middle for _, value in [*group, *group])
+        apart = high / low - 1 if low else Fraction(0)
+        if len(group) > 1 and (apart > NOISE) == disagree:
+            how = f" and {float(apart):.0%} apart" if disagree else f": {float(apart):.2%} apart"
+            *names, last = (row.name for row, _ in group)
+            text = f"{', '.join(names)} and {last} are the same run{how}"
+            yield Hit(message=text, rows=tuple(row for row, _ in group), columns=group[-1][1].columns)
 
 
 def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
@@ -165,7 +169,7 @@ def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditT
         for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
             batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
             apart = max(rate.low / again.high, again.low / rate.high)
-            if _one_set(table, other) or batch is None or batch != same or apart <= 1 + NOISE:
+            if _incomparable(table, row, other, twin) or batch is None or batch != same or apart <= 1 + NOISE:
                 continue
             message = (
                 f"{model} on one device with a batch of {batch}: {rate} samples/s in {table.name}"
@@ -175,9 +179,12 @@ def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditT
             yield other, Hit(message=message, rows=(twin,), columns=again.columns)
 
 
-def _one_set(table: AuditTable, other: AuditTable) -> bool:
-    """Return whether two tables describe the same runs; their join finds contradictions."""
-    return table is other or (bool(table.run_set) and table.run_set == other.run_set)
+def _incomparable(table: AuditTable, row: Row, other: AuditTable, twin: Row) -> bool:
+    """Return whether two rows differ in a setting that both state, or are of one set, whose join is audited."""
+    roles = ("device", "dtype", "sequence_length", "note")
+    stated = ((table.text(row, role), other.text(twin, role)) for role in roles)
+    is_one_set = table is other or (bool(table.run_set) and table.run_set == other.run_set)
+    return is_one_set or any(one and two and one != two for one, two in stated)
 
 
 def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
@@ -194,8 +201,8 @@ def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable,
             if fastest is None or run[2].middle > fastest[2].middle:
                 best[run[0].name] = run
         ordered = sorted(best.values(), key=lambda run: run[2].middle)
-        (table, row, slow), (other, _, fast) = ordered[0], ordered[-1]
-        if len(ordered) >= 2 and not _one_set(table, other) and fast.low > slow.high * APART:
+        (table, row, slow), (other, twin, fast) = ordered[0], ordered[-1]
+        if len(ordered) >= 2 and not _incomparable(table, row, other, twin) and fast.low > slow.high * APART:
             text = f"{model} on {count} devices: at best {slow} samples/s here, {fast} in {other.name}"
             yield table, Hit(message=text, rows=(row,), columns=slow.columns)
 

@@ -42,7 +42,10 @@ def _nearest(
 
 
 def _speedup_ratio(table: AuditTable) -> Iterator[Hit]:
-    """A speed-up may refer to the smallest runs, and to every row with a printed speed-up of 1."""
+    """A speed-up may refer to the smallest runs, and to every row with a printed speed-up of 1.
+
+    Speed-ups of smallest runs that are not 1 refer to a run outside the table.
+    """
     smallest = [id(row) for row, _ in table.smallest_runs()]
     for column in table.of_role("speedup"):
         bases = [row for row in table.rows if id(row) in smallest or _is_one(table.raw(row, column))]
@@ -54,9 +57,7 @@ def _speedup_ratio(table: AuditTable) -> Iterator[Hit]:
             for base in (base for base in bases if base is not row and table.work(base) == table.work(row)):
                 ratios = _ratios(table, row, base)
                 start = table.raw(base, column)
-                expected += ratios
-                if start and not _is_one(start):
-                    expected += [value.times(start) for value in ratios]
+                expected += [value.times(start) for value in ratios] if start and not _is_one(start) else ratios
             yield from _nearest(row, column, printed, [value for value in expected if value is not ONE], expected)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with
+from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with, unnoticed
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of, with_peaks
 from perfsuite.audit.table import AuditTable
 from perfsuite.base.errors import ConfigurationError
@@ -30,7 +30,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="FILE",
-        help="check JSON of the published schema, or CSV, TSV or Markdown with --roles (default: the shipped tables)",
+        help="check JSON of the published schema, or with --roles CSV, TSV, Markdown or HTML (default: shipped tables)",
     )
     parser.add_argument(
         "--roles",
@@ -95,6 +95,7 @@ class _Audited:
     report: PublishedReport | None = None
     disagreements: Sequence[str] = ()  # Labels that claim to follow from the rules and do not.
     is_given: bool = False  # Whether it is a file of the user, which may have more columns than those in use.
+    unread: Sequence[str] = ()  # Names of tables in the file that have no column with a role.
 
 
 def _of(report: PublishedReport) -> _Audited:
@@ -117,7 +118,9 @@ def _read(path: Path, options: argparse.Namespace) -> _Audited:
     if not options.roles:
         raise ConfigurationError(f"{path}: the columns have no roles; add --roles 'step (ms)=latency' gpus=devices")
     tables = with_peaks(read_tables(path, parse_roles(options.roles), parse_facts(options.fact)), load_catalog(()))
-    return _Audited(name=str(path), tables=tables, findings=audit(tables), is_given=True)
+    read = [table for table in tables if table.columns]
+    unread = [table.name for table in tables if not table.columns]
+    return _Audited(name=str(path), tables=read, findings=audit(read), is_given=True, unread=unread)
 
 
 def label_disagreements(
@@ -155,6 +158,10 @@ def _lines(audited: _Audited) -> Iterator[str]:
             yield f"    {severity}: {rule}{f' -> {implied}' if implied else ''}"
             same = (finding for finding in findings if (finding.severity, finding.rule) == (severity, rule))
             yield from (f"      {finding.message}" for finding in same)
+        if audited.is_given and (names := unnoticed(table)):
+            yield f"    no rule notices a figure 3 times too large or too small in: {', '.join(names)}"
+    if audited.unread:
+        yield f"  not checked (no column with a role, merged cells, or lines of +---+): {', '.join(audited.unread)}"
     yield from (f"  LABEL {line}" for line in audited.disagreements)
     yield f"  {plural(len(audited.tables), 'table')}, {_count(audited.findings)}"
     gains = list(more_with(audited.tables).items()) if audited.is_given else []  # sorted, the largest gain first
@@ -180,12 +187,14 @@ def _json(audited: _Audited) -> dict[str, Any]:
         "name": audited.name,
         "disagreements": list(audited.disagreements),
         "more_rules_with": more_with(audited.tables) if audited.is_given else {},
+        "not_checked": list(audited.unread),
         "tables": [
             {
                 "table": table.name,
                 "label": judged[table.name].judgement.label if table.name in judged else None,
                 "derived_label": derived_label(audited.findings, table.name),
                 "summaries": list(table.summaries),
+                "unnoticed": unnoticed(table) if audited.is_given else [],
                 "rules_applied": [rule.name for rule in RULES if applicable(rule, table)],
                 "findings": [
                     {

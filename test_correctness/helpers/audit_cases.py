@@ -11,7 +11,10 @@ from test_correctness.helpers.audit_tables import table
 TABLES = """
 speedup-ratio
 + devices throughput speedup; 1 101 1.0; 8 707 7.5
++ devices throughput speedup; 1 101 1.35; 8 707 7.00
 - devices throughput speedup; 1 101 1.0; 8 707 7.0; 16 _ 12.0
+- devices throughput speedup; 2 101 1.90; 8 353.5 6.65
+- model devices throughput speedup; a 1 100 1.0; a 4 400 4.0; b 1 200 2.0; b 4 700 7.0; b 8 1200 12.0
 efficiency-ratio
 + devices speedup efficiency:%; 1 1.00 100.0; 4 3.20 90.0
 - devices speedup efficiency:%; 1 1.00 100.0; 4 3.20 80.0
@@ -78,7 +81,9 @@ tflops-tokens
 + tflops tokens_per_s_per_device; 150 20000; 120 20000 @ model=gpt
 + mfu:% tokens_per_s_per_device; 40.0 20000; 30.0 20000 @ model=gpt device=A100
 - model tflops tokens_per_s_per_device; a 150 20000; b 120 4000
++ device tflops tokens_per_s_per_device; GB300 1635 6288; GB200 1723 4912 @ model=deepseek-v3
 - tflops tokens_per_s_per_device; 150 20000; 120 16000 @ model=gpt
+- device dtype tflops tokens_per_s_per_device; GB300 fp8 2617 1024; GB200 fp8 2144 864; H100 bf16 827 328 @ model=llama
 parts-above-whole
 + forward_time:ms backward_time:ms whole:ms; 250 910 1000
 - forward_time:ms backward_time:ms whole:ms; 250 910 1160
@@ -129,6 +134,7 @@ size-is-count
 + model model_size:MB parameters:M; latte 457 457.1
 - model model_size:MB parameters:M; latte 914 457.1
 - model_size parameters:B; 1.828 0.4571
+- model model_size:GiB parameters:B; Q4_0 3.56 6.74; Q8_0 6.67 6.74  # llama.cpp
 bandwidth-time
 + collective communication_time:ms bandwidth:GB/s whole:ms; all_gather 0.1 8 3.3; all_reduce 2.1 45 5.3 @ devices=4
 - collective communication_time:ms bandwidth:GB/s; all_gather 1.00 45.0; all_reduce 2.00 45.0 @ devices=4 model=mlp
@@ -161,8 +167,12 @@ batch-product
 - local_batch_size devices global_batch_size; 3 8 24
 weights-above-memory
 + tp memory:GB; 2 42 @ parameters=175~B
++ strategy dtype devices memory; LoRA 16-bit 1 6.1 @ parameters=6.74~B
 - tp memory:GB; 2 92 @ parameters=175~B
 - strategy devices memory; offload 1 9 @ parameters=13~B
+- dtype devices memory; nf4 1 3.6; int4 1 3.6; Q4_K 1 3.6; 4-bit 1 3.6 @ parameters=6.74~B
+- strategy devices memory; QLoRA 1 6.1 @ parameters=6.74~B
+- model devices memory; llama~7B~Q4_0 1 3.56 @ parameters=6.74~B
 memory-exactly-inverse
 + devices memory:GB; 1 78; 2 39; 8 10 @ local_batch_size=32
 - devices memory:GB; 1 78; 2 45; 8 21 @ local_batch_size=32
