@@ -79,6 +79,11 @@ def _has_steps(table: AuditTable, row: Row) -> bool:
     return bool(table.value(row, "latency") or table.value(row, "iterations_per_s"))
 
 
+def _follows_from_steps(table: AuditTable, row: Row) -> bool:
+    """Return whether rules on the step time judge the tokens/s of a row: its batch and sequence length are known."""
+    return bool(_has_steps(table, row) and table.global_batch(row) and table.value(row, "sequence_length"))
+
+
 def _is_judged(table: AuditTable, row: Row) -> bool:
     return bool(table.throughput(row) and table.devices(row))
 
@@ -88,7 +93,7 @@ def _tera(value: Value) -> str:
 
 
 def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
-    for row in (row for row in table.rows if not _has_steps(table, row)):
+    for row in (row for row in table.rows if not _follows_from_steps(table, row)):
         for (first, one), (second, other) in combinations(_rates_per_device(table, row), 2):
             gap = one.gap(other)
             ratio = quotient(one, other)
@@ -122,8 +127,8 @@ def _mfu_tokens(table: AuditTable) -> Iterator[Hit]:
 
 
 def _tflops_rate(table: AuditTable) -> Iterator[Hit]:
-    """Rows with a step time are left to implied-parameters."""
-    for row in (row for row in table.rows if not _has_steps(table, row)):
+    """Rows with a step time, a batch and a length are left to implied-parameters."""
+    for row in (row for row in table.rows if not _follows_from_steps(table, row)):
         for column in table.of_role("tflops"):
             yield from _apart(table, row, column.printed_name, table.read(row, column), HARDWARE_CONVENTIONS)
 
@@ -189,7 +194,7 @@ def _mfu_tflops_peak(table: AuditTable) -> Iterator[Hit]:
 def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
     if not any(table.says(role) for role in _MODEL):
         return
-    rows = [row for row in table.rows if not _has_steps(table, row)]
+    rows = [row for row in table.rows if not _follows_from_steps(table, row)]
     for column in table.of_role("tflops"):
         costs = [(row, quotient(_tokens_per_device(table, row), table.read(row, column))) for row in rows]
         yield from _in_step(table, f"tokens/s of a device over {column.printed_name}", costs)
@@ -217,8 +222,8 @@ def _tflops_time(table: AuditTable) -> Iterator[Hit]:
 RULES = (
     Rule("rates-disagree", "contradiction", "X", "cells", _rates_disagree,
          roles=("tokens_per_s|tokens_per_s_per_device", "throughput|throughput_per_device|tokens_per_s", "devices"),
-         checks="tokens/s = samples/s x sequence length; the rate of all = n x that of one; where no step time is "
-                "printed",
+         checks="tokens/s = samples/s x sequence length; the rate of all = n x that of one; unless step time, batch "
+                "and sequence length are printed",
          source="definition of throughput"),
     Rule("tokens-above-peak", "contradiction", "R", "table", _tokens_above_peak,
          roles=("tokens_per_s|tokens_per_s_per_device", "peak_tflops", "flops_per_sample|parameters"),

@@ -39,6 +39,7 @@ overhead-ratio
 rates-disagree
 + throughput tokens_per_s; 32 66523; 40 66523 @ devices=8 sequence_length=2048
 + devices tokens_per_s tokens_per_s_per_device; 8 8000 8000
++ devices tokens_per_s tokens_per_s_per_device latency:s global_batch_size; 8 338304 14894 2.2 128
 + throughput tokens_per_s_per_device; 32.5 66560 @ devices=16 sequence_length=2048
 - throughput tokens_per_s; 32 66523; 1 2860 @ devices=8 sequence_length=2048  # cut off
 - devices tokens_per_s tokens_per_s_per_device; 8 8000 1000; 8 8000 _
@@ -57,6 +58,7 @@ mfu-tokens
   @ parameters=1.00e9 peak_tflops=312 num_layers=24 hidden_size=2048 sequence_length=2048
 - mfu:% tokens_per_s_per_device loss; 40 4000 2 @ parameters=1.00e9 peak_tflops=312  # attention?
 tflops-rate
++ tflops tokens_per_s_per_device loss latency:s; 15 25000 2 0.4 @ parameters=1.00e9
 + tflops tokens_per_s_per_device loss; 150 2500 2
   @ parameters=1.00e9 num_layers=24 hidden_size=2048 sequence_length=2048
 - tflops tokens_per_s_per_device loss; 150 20000 2; 150 16000 2
@@ -80,6 +82,10 @@ tflops-time
 tflops-tokens
 + tflops tokens_per_s_per_device; 150 20000; 120 20000 @ model=gpt
 + mfu:% tokens_per_s_per_device; 40.0 20000; 30.0 20000 @ model=gpt device=A100
++ devices global_batch_size latency:s tokens_per_s_per_device tflops; 8 64 2.1 15604 655; 16 128 2.2 18894 625
+  @ model=7B
+- devices global_batch_size latency:s tokens_per_s_per_device tflops; 8 64 2.1 15604 655; 16 128 2.2 14894 625
+  @ model=7B
 - model tflops tokens_per_s_per_device; a 150 20000; b 120 4000
 + device tflops tokens_per_s_per_device; GB300 1635 6288; GB200 1723 4912 @ model=deepseek-v3
 - tflops tokens_per_s_per_device; 150 20000; 120 16000 @ model=gpt
