@@ -501,7 +501,7 @@ def test_an_empty_setting_at_the_begin_of_a_row_is_that_of_the_row_above(tmp_pat
 
 @pytest.mark.parametrize("settings", [("zero2", "tp2+pp4"), ("512", "1024"), ("", "1024")])
 def test_cells_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys, settings):
-    """Colossal-AI's benchmark table differs in the parallelism, that of DLPerf's HugeCTR in the batch."""
+    """Rows of Colossal-AI's benchmark differ in the parallelism; rows of DLPerf's HugeCTR differ in the batch."""
     path = tmp_path / "colossal.md"
     rows = [f"| 16 | 70B | {settings[0]} | 3.27 |", f"| 16 | 70B | {settings[1]} | 5.66 |"]
     path.write_text("\n".join(["| gpus | size | setting | samples/s |", "|---|---|---|---|", *rows]))

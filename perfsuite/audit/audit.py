@@ -351,7 +351,7 @@ def more_with(tables: Sequence[AuditTable]) -> dict[str, int]:
 
 def unnoticed(table: AuditTable) -> list[str]:
     """Return the columns in which no rule notices a figure 3 times too large or small, at the table's ends."""
-    short = replace(table, rows=(*table.rows[:12], *table.rows[12:][-12:]))
+    short = replace(table, rows=(*table.rows[:6], *table.rows[6:][-6:]))  # an audit of all takes seconds
     breaches, figures = _breaches(short), short.of_kind("measured", "derived")
     return [one.printed_name for one in figures if all(_breaches(wrong) <= breaches for wrong in _wrong(short, one))]
 

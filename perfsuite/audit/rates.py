@@ -222,8 +222,8 @@ def _tflops_time(table: AuditTable) -> Iterator[Hit]:
 RULES = (
     Rule("rates-disagree", "contradiction", "X", "cells", _rates_disagree,
          roles=("tokens_per_s|tokens_per_s_per_device", "throughput|throughput_per_device|tokens_per_s", "devices"),
-         checks="tokens/s = samples/s x sequence length; the rate of all = n x that of one; unless step time, batch "
-                "and sequence length are printed",
+         checks="tokens/s = samples/s x sequence length, and the rate of all devices = n x the rate of one; "
+                "throughput-time checks rows with step time, batch and sequence length",
          source="definition of throughput"),
     Rule("tokens-above-peak", "contradiction", "R", "table", _tokens_above_peak,
          roles=("tokens_per_s|tokens_per_s_per_device", "peak_tflops", "flops_per_sample|parameters"),

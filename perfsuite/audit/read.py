@@ -146,7 +146,10 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
             raise ConfigurationError(f"{path} is not CSV: {error}; correct or remove that row") from None
         grids = [(1, [row for row in cells if any(row)])]
     named = [(line, grid) for line, grid in grids if grid and set(grid[0]) & set(roles)]
-    read = [_grid_table(path, line, grid, roles, facts=facts, caption=_caption(text, line)) for line, grid in named]
+    lines = text.splitlines()
+    read = [
+        _grid_table(path, line, grid, roles, facts=facts, caption=_caption(lines[: line - 1])) for line, grid in named
+    ]
     tables = [one for table in read for one in _side_by_side(table)]
     others = [f"{path.name}:{line}" for line, grid in grids if grid and not set(grid[0]) & set(roles)]
     tables += [AuditTable(name=name, columns=(), rows=()) for name in others]
@@ -160,9 +163,9 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
     return tables
 
 
-def _caption(text: str, line: int) -> str:
+def _caption(lines: Sequence[str]) -> str:
     """Return the last heading of each level and the last line before a table, which may state a setting of its rows."""
-    before = [one for one in text.splitlines()[: line - 1] if one.strip() and "|" not in one]
+    before = [one for one in lines if one.strip() and "|" not in one]
     headings = {len(one) - len(one.lstrip("#")): one for one in before if one.startswith("#")}
     return " ".join([*headings.values(), *before[-1:]])
 

@@ -100,5 +100,5 @@ METRICS = (
     MetricSpec("launch_cost_us", "us", "lower", "median", _launch_cost, observed=True,
                doc="Extra time of a kernel that the host launches by itself, over one in a captured graph."),
     MetricSpec("last_minute_percent", "percent", "higher", "mean", _last_minute, observed=True,
-               doc="Rate of the last minute over that of the first minute. A run below three minutes has thirds."),
+               doc="Rate of the last minute divided by the rate of the first. A run below 3 minutes has thirds."),
 )  # fmt: skip
