@@ -303,10 +303,26 @@ def with_a_future():
     return run
 
 
+def that_begins_much_once():
+    pool, ended = concurrent.futures.ThreadPoolExecutor(), threading.Event()
+    ENDS.extend([pool.shutdown, ended.set])
+    begun = []
+
+    def run():
+        if begun:
+            ended.set()
+            concurrent.futures.wait(begun)
+        else:
+            begun.extend(pool.submit(ended.wait, 60) for _ in range(4))
+
+    return run
+
+
 @pytest.mark.usefixtures("ends_of_threads")
 @pytest.mark.parametrize(
     ("left", "make"),
     [
+        ("Thread", that_begins_much_once),
         *itertools.product(["Thread", "Queue"], [with_a_loader, with_buffers_of_a_queue, with_a_future]),
         ("Future", with_a_loader),
         ("Future", with_buffers_of_a_queue),  # a future for which the loop waits may be this one

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -53,8 +54,8 @@ _MAKERS = (("asyncio.base_events", "BaseEventLoop", "create_task"), ("torch.dist
 _POOLS = ("concurrent", "multiprocessing", "asyncio", "torch")
 """Packages whose threads serve futures that are noted themselves."""
 _MOST_IN_A_ROW, _MOST_THAT_GROW = 2, 5
-"""Most iterations in a row that leave work.  After any wait: most that leave more than all before them, as a loader
-does that begins several batches ahead."""
+"""Most iterations in a row that leave work.  After any wait: most that leave more of one class than all before them,
+as a loader does that begins several batches ahead."""
 _GRACE_S, _GRACE = 5e-4, 0.05  # Time for a thread to end after it sent its result: seconds, and share of the iteration.
 
 
@@ -71,8 +72,8 @@ class Started:
         self._processes: set[str] = set()
         self._began_s = 0.0
         self._in_a_row = 0  # Number of the last iterations that left work.
-        self._growing = 0  # Number of iterations that left more than all before them, since one left less than half.
-        self._most = 0
+        # By class: number of iterations that left more than all before them, since one left less than half; the most.
+        self._growing, self._most = Counter[object](), Counter[object]()
         self._waited: set[type] = set()  # Classes of handles for which an iteration waited after their own.
 
     def __enter__(self) -> None:
@@ -137,11 +138,14 @@ class Started:
             time.sleep(_GRACE_S / 10)
         self._seen.update({id(handle): (weakref.ref(handle), goes_on) for handle, goes_on in self._made})
         self._made.clear()  # a handle holds the tensors of its work
-        amount = self._amount() if left else 0
-        self._growing = self._growing + (amount > self._most) if 2 * amount >= self._most else 0
-        self._most = max(self._most, amount)
+        amounts = self._amounts() if left else Counter[object]()
+        for kind in amounts.keys() | self._most.keys():
+            amount, most = amounts[kind], self._most[kind]
+            self._growing[kind] = self._growing[kind] + (amount > most) if 2 * amount >= most else 0
+            self._most[kind] = max(most, amount)
         self._in_a_row = self._in_a_row + 1 if left else 0
-        too_many = self._growing > _MOST_THAT_GROW if self._waited else self._in_a_row > _MOST_IN_A_ROW
+        growing = max(self._growing.values(), default=0)
+        too_many = growing > _MOST_THAT_GROW if self._waited else self._in_a_row > _MOST_IN_A_ROW
         if left and too_many:
             raise InvalidParameter(
                 f"an iteration of {self._name} started work and did not wait for it ({', '.join(left)}): its samples "
@@ -154,10 +158,13 @@ class Started:
         names = sorted({kind.__name__ for kind in kinds if kind not in self._waited or issubclass(kind, _QUEUES)})
         return names + [f"process {name}" for name in map(_running, _processes() - self._processes) if name]
 
-    def _amount(self) -> int:
-        """Return how much work of all noted iterations goes on."""
-        work = sum(goes_on(handle) for handle, goes_on in self._alive())
-        return work + sum(map(bool, map(_running, _processes())))
+    def _amounts(self) -> Counter[object]:
+        """Return how much work of all noted iterations goes on, by the class of its handle."""
+        amounts: Counter[object] = Counter()
+        amounts["process"] = sum(map(bool, map(_running, _processes())))
+        for handle, goes_on in self._alive():
+            amounts[type(handle)] += goes_on(handle)
+        return amounts
 
     def _alive(self) -> Iterator[tuple[Any, Callable[[Any], int]]]:
         return ((handle, goes_on) for ref, goes_on in self._seen.values() if (handle := ref()) is not None)
