@@ -172,6 +172,16 @@ def test_samples_of_ten_milliseconds_are_agreed_on_at_once(monkeypatch, iteratio
     assert all(count >= 7 for count in taken.involuntary_switches)
 
 
+def test_a_sample_has_no_digits_that_the_clock_did_not_show(monkeypatch):
+    clock = Steps()
+    assert clock.elapsed_s(0, 4_625_463) == 0.004625463000000001
+    control = ControlWork(kind="compute", parts=(clock.passing(4_625_463),))
+    monkeypatch.setattr(timing, "make_control", lambda *doing: control)
+    budget = Budget(max_rounds=3, yardstick=True)
+    taken = timer_of(monkeypatch, clock, budget, ranks=1).take(Iteration(clock.passing(4_625_463), "run"))
+    assert {0.004625463} == {*taken.times_s, *taken.yardsticks_s}
+
+
 @pytest.mark.parametrize(
     ("yardstick_ns", "budget", "samples"),
     [

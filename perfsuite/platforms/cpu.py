@@ -147,11 +147,11 @@ class PerfCounterClock(Clock):
 
     def elapsed_s(self, start: object, end: object) -> float:
         """Return the seconds between two stamps."""
-        return (cast(int, end) - cast(int, start)) * 1e-9
+        return (cast(int, end) - cast(int, start)) / 1e9
 
     def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
         """Return the stamp in seconds: it is the host's clock."""
-        return cast(int, stamp) * 1e-9
+        return cast(int, stamp) / 1e9
 
     def facts(self) -> ClockFacts:
         """Measure 2000 pairs of stamps without work between them."""

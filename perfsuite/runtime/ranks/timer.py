@@ -45,6 +45,7 @@ cores, and threads that the scheduler moves, make the messages of a program that
 _BATCH_S = 0.005  # Length to which warm-up batches grow.
 _AGREE_EVERY_S = 0.01  # Samples of about this length share one all-reduce, which costs as much as a small message.
 _MOST_BESIDE = 3.0  # Sampling lasts at most so many times its budget, if yardsticks, which do not count, take the rest.
+_DECIMALS = 12  # Of seconds: no clock shows a picosecond, and a journal is read sooner.
 _BARRIERS = 5  # Least number of timed barriers, without the first of a warm-up, to which ranks come from their checks.
 
 
@@ -239,7 +240,7 @@ class Timer:
         yardstick_s = self._time_control(control) if control is not None else 0.0
         self._yardsticks_s += time.perf_counter() - ended_s if control is not None else 0.0
         return _OwnSample(
-            time_s=self._clock.elapsed_s(start, end) / iterations,
+            time_s=round(self._clock.elapsed_s(start, end) / iterations, _DECIMALS),
             launch_s=(started_s - began_s) / iterations,
             switches=switches,
             yardstick_s=yardstick_s,
@@ -256,7 +257,7 @@ class Timer:
     def _time_control(self, control: ControlWork) -> float:
         if control.meets:
             self.align()
-        return control.time_s(self._time_once)
+        return round(control.time_s(self._time_once), _DECIMALS)
 
     def _time_once(self, run: Callable[[], Any]) -> float:
         start = self._clock.stamp()
