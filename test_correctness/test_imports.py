@@ -64,6 +64,26 @@ def test_flagperf_s_pretraining_says_how_it_counts():
     assert samples.convention.startswith("deepspeed: of all devices")
 
 
+@pytest.mark.parametrize("labels", [("", ""), ("node-1: ", "node-2: ")])
+def test_nodes_of_flagperf_that_end_one_epoch_are_no_epochs(tmp_path, labels):
+    """Local rank 0 of every node prints the end (FlagPerf 1193d60); it is below 0 without Megatron's time."""
+    log = tmp_path / "job.log"
+    head, *ends = (SAMPLES / "flagperf-pretraining/rank0.out.log").read_text().splitlines()[2:]
+    lines = []
+    for _ in range(2):
+        lines += [f"{labels[0]}{head}", *(f"{label}{line}" for line in ends for label in sorted(set(labels)))]
+        lines += [line for line in ends if not labels[0]]
+    log.write_text("\n".join([*lines, f"{labels[1]}Tokens/p/s:  -6190.252032"]))
+    found = read_file(log, ImportOptions())
+    assert ["epoch 1", "epoch 2"] == [row.name for row in found.rows if row.metric == "tokens_per_s_per_device"]
+    assert ("2 epochs", "2 reports of other nodes for the same epochs left out") == found.notes[:2]
+    assert ["below 0: this node prints no step time"] == [one.why.partition(";")[0] for one in found.refused]
+    log.write_text("\n".join([*ends, *ends]))
+    found = read_file(log, ImportOptions())
+    assert {"report 1", "report 2"} == {row.name for row in found.rows}
+    assert "its reports may be of epochs, nodes or runs" in found.notes[-1]
+
+
 def test_other_programs_of_flagperf_count_in_their_own_way(tmp_path):
     """Of 70e9 parameters under Megatron, of two stages with 2 and 6 operations, and of tokens that are of a step."""
     log = tmp_path / "rank0.out.log"
