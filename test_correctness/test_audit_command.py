@@ -360,6 +360,8 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
         ("mfu", ["45.2% \u00b1 1.1%", "45.2 \u00b1 1.1%"], "mfu", [0.4629, 0.4629]),
         ("mem", ["512 / 600 MB", "512-600 MB", "40 / 80 GB"], "memory", [512e6, 600e6, 40e9]),
         ("gpus", ["2x8 A100", "2 nodes x 8", "4x2x8", "16 (2x8)"], "devices", [16, 16, 64, 16]),
+        ("Active/Total", ["1B/8B"], "parameters", "'1B/8B' can be read in more than one way"),
+        ("ms", ["13100.0/13240.9"], "latency", "'13100.0/13240.9' can be read in more than one way"),
         ("params", ["8x7B"], "parameters", "'8x7B' can be read in more than one way"),
         ("tok/s", ["OOM at 8", "timeout > 1h", "N/A for 8 GPUs", "3 (OOM at 4)"], "tokens_per_s", [None] * 3 + [3]),
         ("tok/s", ["1,671", "-1)"], "tokens_per_s", "row 2 (run), tok/s: '-1)' can be read in more than one way"),
@@ -412,7 +414,7 @@ def test_a_cell_that_cannot_be_read_costs_itself_and_a_setting_its_row(tmp_path,
     extra = "row 5: ['e', '16', '32', '~', 'TBD', '5'] has 6 cells for 5 columns"
     assert [f"row 3 (c), gpus: '2/16' {why}; the row is left out", f"row 4 (d), tok/s: '1,5' {why}", extra] == unread
     assert (1, False) == (code, "contradiction" in out)
-    assert "tok/s is blank in 2 of 3 rows (row 4 (d), row 6 (f))" in out
+    assert "tok/s is blank or without a number in 2 of 3 rows (row 4 (d), row 6 (f))" in out
     assert "    out of memory: row 2 (b)\n" in out
     _, out, _ = run(capsys, path, "--json", "--roles", *roles)
     assert [unread] == [table["unread"] for one in json.loads(out) for table in one["tables"]]
@@ -493,6 +495,7 @@ def test_tags_without_an_end_are_scanned_once(tmp_path, text):
         ("## one device\nInference performance", ("A100", "A100"), False),
         ("## two devices", ("A100", "A100"), False),
         ("## results", ("A100", "A100"), False),  # "one" may state a setting
+        ("# amp", ("A100", "A100"), False),  # the table is not below "one device"
     ],
 )
 def test_tables_of_other_devices_and_under_other_headings_are_other_runs(tmp_path, capsys, heading, gpus, is_found):

@@ -150,9 +150,9 @@ def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
         raise ConfigurationError(f"{place}: {text!r} is not a rate per second; convert it")
     spread = _SPREAD.search(figure)
     numbers = printed(_SPREAD.sub("", figure, 1)).numbers
-    is_share_of_count = column.meaning.exact and re.search(r"\d\s*[A-Za-z]*\s*/\s*\d", bare)
+    is_pair = column.meaning.dimension != "memory" and re.search(r"\d\s*[A-Za-z]*\s*/\s*\d", bare)
     is_one = len(numbers) <= (0 if spread else 1) and (spread is None or _has_one_unit(spread, column))
-    if is_share_of_count or _AMBIGUOUS.search(figure) or not is_one:
+    if is_pair or _AMBIGUOUS.search(figure) or not is_one:
         why = "can be read in more than one way; write one number, with a decimal point and without other separators"
         raise ConfigurationError(f"{place}: {text!r} {why}")
     factor = _factor(suffix, column, f"{place}: {text!r}")

@@ -170,9 +170,12 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
 
 
 def _caption(lines: Sequence[str]) -> str:
-    """Return the last heading of each level and the last line before a table, which may state a setting of its rows."""
+    """Return the headings above a table and the last line before it, which may state a setting of its rows."""
     before = [one for one in lines if one.strip() and "|" not in one]
-    headings = {len(one) - len(one.lstrip("#")): one for one in before if one.startswith("#")}
+    headings: dict[int, str] = {}  # By level; a heading ends those of deeper levels.
+    for one in (one for one in before if one.startswith("#")):
+        level = len(one) - len(one.lstrip("#"))
+        headings = {depth: text for depth, text in headings.items() if depth < level} | {level: one}
     return " ".join([*headings.values(), *before[-1:]])
 
 
@@ -289,6 +292,7 @@ def _figures(
             figures[title] = cell(text, columns[title], f"{row}, {title}")
         except ConfigurationError as error:
             faults[title] = str(error)
+            figures[title] = PrintedCell(text=text, numbers=(), bounded=True)
     return figures, faults
 
 
