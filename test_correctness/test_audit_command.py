@@ -359,6 +359,18 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
         ("tok/s", ["2.5k \u00b1 20"], "tokens_per_s", "can be read in more than one way"),
         ("mfu", ["45.2% \u00b1 1.1%", "45.2 \u00b1 1.1%"], "mfu", [0.4629, 0.4629]),
         ("mem", ["512 / 600 MB", "512-600 MB", "40 / 80 GB"], "memory", [512e6, 600e6, 40e9]),
+        # FlagPerf's READMEs print nodes x devices behind a name: aquila2_7b-flagscale-nvidia, yolov5-pytorch
+        (
+            "\u914d\u7f6e",
+            [
+                "A800\u5355\u673a8\u5361\uff081x8\uff09",
+                "H100-55\u673a440\u5361\uff0855x8\uff09",
+                "A100\u4e24\u673a8\u5361\uff082x8\uff09",
+            ],
+            "devices",
+            [8, 440, 16],
+        ),
+        ("gpus", ["8 (2x8)"], "devices", "'8 (2x8)' can be read in more than one way"),
         ("gpus", ["2x8 A100", "2 nodes x 8", "4x2x8", "16 (2x8)"], "devices", [16, 16, 64, 16]),
         ("Active/Total", ["1B/8B"], "parameters", "'1B/8B' can be read in more than one way"),
         ("ms", ["13100.0/13240.9"], "latency", "'13100.0/13240.9' can be read in more than one way"),

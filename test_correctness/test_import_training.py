@@ -86,6 +86,17 @@ def test_lines_of_validation_are_no_steps():
     assert (15, "1 line of another phase (validate) left out") == (len(imported.rows), imported.notes[0])
 
 
+def test_nanogpts_evaluation_costs_nothing(tmp_path):
+    """nanoGPT issue 178: the line stands below a step, and has two losses."""
+    lines = [
+        *lines_of("nanogpt/iterations.log"),
+        "step 250: train loss 1.5440, val loss 1.7220",
+        "saving checkpoint to out",
+    ]
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert ((), values(read("nanogpt/iterations.log"), "loss")) == (imported.refused, values(imported, "loss"))
+
+
 def test_a_rank_without_the_last_stage_has_no_loss_and_zeros_are_not_computed():
     imported = read("torchtitan/pipeline-ranks.log")
     assert [(11.731, 4)] == [(row.value, row.line) for row in imported.rows if row.metric == "loss"]

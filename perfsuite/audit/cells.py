@@ -42,6 +42,8 @@ _SPREAD = re.compile(
 )
 """A range, or a figure with its spread."""
 _PRODUCT = re.compile(r"\d{1,6}(?:(?: (?:node|host)s?)? ?[x\u00d7*] ?\d{1,6})+(?=$| [A-Za-z])")
+_IN_BRACKETS = re.compile(r"(?<=\()\d{1,6} ?[x\u00d7*] ?\d{1,6}(?=\))")
+"""Nodes x devices behind a name, as FlagPerf prints them."""
 _PAIR = re.compile(rf"{_ONE} ?/ ?{_ONE}\s?(?P<end>{_LETTERS})")
 """The used and the whole memory, with one unit behind both."""
 _NO_RESULT = re.compile(
@@ -141,8 +143,10 @@ def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
     bare = _BRACKETS.sub("", plain).strip() or plain
     if _NO_RESULT.match(plain):
         return replace(printed(plain), numbers=())
-    if column.meaning.exact and (product := _PRODUCT.match(bare)):
-        return printed(str(math.prod(int(factor) for factor in re.findall(r"\d+", product[0]))))
+    product = _PRODUCT.match(bare) or _IN_BRACKETS.search(plain)
+    count = str(math.prod(int(factor) for factor in re.findall(r"\d+", product[0]))) if product else ""
+    if column.meaning.exact and product and (not bare.isdigit() or bare == count):
+        return printed(count)
     suffix, figure = _suffix(bare), _REMARK.sub("", _PER.sub("", bare))
     if column.meaning.dimension == "rate" and (
         _SLOW.search(f"{column.name} {bare}") or _SYNONYMS.get(suffix, suffix) in SCALES["time"]
@@ -151,7 +155,9 @@ def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
     spread = _SPREAD.search(figure)
     numbers = printed(_SPREAD.sub("", figure, 1)).numbers
     is_pair = column.meaning.dimension != "memory" and re.search(r"\d\s*[A-Za-z]*\s*/\s*\d", bare)
-    is_one = len(numbers) <= (0 if spread else 1) and (spread is None or _has_one_unit(spread, column))
+    is_one = column.meaning.exact * bool(product) + len(numbers) <= (0 if spread else 1) and (
+        spread is None or _has_one_unit(spread, column)
+    )
     if is_pair or _AMBIGUOUS.search(figure) or not is_one:
         why = "can be read in more than one way; write one number, with a decimal point and without other separators"
         raise ConfigurationError(f"{place}: {text!r} {why}")

@@ -21,7 +21,7 @@ from perfsuite.imports.row import Imported, ImportedRow, LogFigures, Meaning, So
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
-_OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
+_OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation|val loss)\b")
 """Words of other phases, also if another line was printed between them and the step."""
 _LONGEST = 20_000  # Most characters of a line of steps.
 _RANKS_APART = 1.2  # Largest ratio of a time or rate of one step between ranks of one program.
