@@ -524,6 +524,19 @@ def test_tables_of_other_devices_and_under_other_headings_are_other_runs(tmp_pat
     assert [int(gpus[0] == gpus[1] and not is_found)] == [one["not_compared"] for one in json.loads(out)]
 
 
+@pytest.mark.parametrize(("length", "again", "code"), [("192", "59961", 0), ("192", "41527", 1), ("", "41527", 0)])
+def test_tokens_of_one_run_are_compared_between_tables(tmp_path, capsys, length, again, code):
+    """Transformer-XL of DeepLearningExamples: 59,961 tok/s in mixed precision, 41,527 in TF32."""
+    path = tmp_path / "two.md"
+    table = "## {}\n| n | batch | tok/s |\n|-|-|-|\n| 1 | 32 | {} |\n"
+    path.write_text(table.format("Results", "59961") + table.format("Summary", again))
+    facts = ["model=txl", *([f"sequence_length={length}"] if length else [])]
+    for role in ("tokens_per_s", "tokens_per_s_per_device"):
+        roles = ["n=devices", "batch=batch_size", f"tok/s={role}"]
+        found, out, _ = run(capsys, path, "--roles", *roles, "--fact", *facts)
+        assert (code, bool(code)) == (found, "same-run-disagrees" in out)
+
+
 def test_two_runs_beside_each_other_are_not_one_run(tmp_path, capsys):
     """DLPerf's InsightFace report: a column of OneFlow and one of MXNet."""
     path = tmp_path / "beside.csv"

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import combinations
 
-from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, product, quotient
 from perfsuite.published.records import NEVER_ZERO, ROLES
 
 MANY_DIGITS = 7  # Digits in which two measurements do not agree by chance: one in a million rows at 1 % noise.
@@ -175,7 +175,9 @@ def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[Rat
     rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
     for table in tables:
         for row in table.rows:
-            count, rate, model = table.devices(row), table.throughput(row), table.text(row, "model")
+            count, model = table.devices(row), table.text(row, "model")
+            tokens = table.value(row, "tokens_per_s") or product(table.value(row, "tokens_per_s_per_device"), count)
+            rate = table.throughput(row) or quotient(tokens, table.value(row, "sequence_length"))
             if count and rate and model:
                 rated.setdefault((model, count.middle), []).append((table, row, rate))
     return rated
@@ -286,11 +288,11 @@ RULES = (
          checks="0 devices, 0 tokens/s, 0 ms or 0 GB/s are not figures",
          source="a run that took place has devices, a time and a rate"),
     Rule("same-run-disagrees", "contradiction", "R", "table", across=_same_run_disagrees,
-         roles=("throughput|latency", "model", "devices"),
+         roles=("throughput|latency|tokens_per_s|tokens_per_s_per_device", "model", "devices"),
          checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",
          source="on one device no strategy differs"),
     Rule("tables-differ", "note", None, "table", across=_tables_differ,
-         roles=("throughput|latency", "model", "devices"),
+         roles=("throughput|latency|tokens_per_s|tokens_per_s_per_device", "model", "devices"),
          checks="best throughputs for one model on as many devices lie within 1.5 times, in all tables",
          source="one machine"),
 )  # fmt: skip
