@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from perfsuite.audit.audit import audit
-from perfsuite.audit.read import parse_roles, read_tables
+from perfsuite.audit.read import parse_facts, parse_roles, read_tables
 from perfsuite.cli.main import main
 from perfsuite.published.records import directory
 from test_correctness.helpers.audit_tables import scaling_tables
@@ -435,6 +435,12 @@ def test_a_cell_that_cannot_be_read_costs_itself_and_a_setting_its_row(tmp_path,
     path.write_text(path.read_text() + "".join(f"| x{at} | 8 | 32 | 1,5 | 100 |\n" for at in range(12)))
     code, out, _ = run(capsys, path, "--roles", *roles)
     assert (1, True) == (code, "cannot be read: 2 more cells (--json has all)" in out)
+
+
+def test_a_fact_in_percent_is_a_share():
+    """A share without a unit is a fraction of 1: 40% was 40."""
+    units = [parse_facts([fact])["mfu"].unit for fact in ("mfu=40%", "mfu=0.4", "mfu=40:%")]
+    assert ["%", "", "%"] == units
 
 
 @pytest.mark.parametrize(("fact", "code"), [("4K", 0), ("4096", 0), ("4000", 1), ("about", 4), ("1,5", 4)])

@@ -111,12 +111,13 @@ Fact(text='7B', unit='B')}
         _require(match["role"], match["unit"] or "", f"--fact {text!r}")
         column = AuditColumn(name=match["role"], role=match["role"], unit=match["unit"] or "")
         column, _ = with_unit(column, [match["text"]])
-        read = cell(match["text"], column, "--fact")
+        read = cell(match["text"], column, f"--fact {match['role']}")
         if column.meaning.dimension != "text" and not read.numbers:
             raise ConfigurationError(f"--fact {text!r}: {match['role']} is a number; write one, for example 312")
         is_changed = [one.value for one in read.numbers] != [one.value for one in printed(match["text"]).numbers[:1]]
         value = f"{float(read.numbers[0].value):.12g}" if is_changed else match["text"]
-        facts[match["role"]] = Fact(text=value, unit=column.unit)
+        is_percent = column.meaning.dimension == "share" and "%" in match["text"]
+        facts[match["role"]] = Fact(text=value, unit=column.unit or "%" * is_percent)
     return facts
 
 

@@ -139,15 +139,18 @@ def _pipeline(source: Source) -> LogFigures:
     for row in found.rows:
         lines.setdefault(row.line, {})[row.metric] = row
     wrong = dict.fromkeys(lines, _why_no_time(source, list(lines.values()), found.notes))
-    for line, rows in lines.items():
-        if not wrong[line] and rows.keys() >= _TIMED:
-            time, rate = float(rows["step_time_ms"].printed), float(rows["samples_per_s"].printed)
+    for line, printed in lines.items():
+        if not wrong[line] and printed.keys() >= _TIMED:
+            time, rate = float(printed["step_time_ms"].printed), float(printed["samples_per_s"].printed)
             low, high = ((time + sign * 5e-4) * (rate + sign * 5e-4) for sign in (-1, 1))
             if math.floor(high) < max(low, 1):
                 wrong[line] = f"time x rate is {time * rate:.3g}, not a whole batch: a number was cut or changed"
-    for row in [row for row in found.rows if row.metric in _TIMED and wrong[row.line]]:
-        found.refuse(row.line, f"{row.name}: {row.metric}: {row.printed}", wrong[row.line])
-        found.rows.remove(row)
+    rows, found.rows = found.rows, []
+    for row in rows:
+        if row.metric in _TIMED and wrong[row.line]:
+            found.refuse(row.line, f"{row.name}: {row.metric}: {row.printed}", wrong[row.line])
+        else:
+            found.rows.append(row)
     return found
 
 
@@ -156,7 +159,7 @@ def _why_no_time(source: Source, reports: Sequence[Mapping[str, ImportedRow]], n
     version = next((match for line in source.lines if (match := _VERSION.search(line))), None)
     release = tuple(int(part) for part in version.groups()) if version else (0,)
     if (0, 6, 2) <= release <= (0, 6, 3):
-        return "DeepSpeed 0.6.2 and 0.6.3 print milliseconds as s, and a rate of them"
+        return "DeepSpeed 0.6.2 and 0.6.3 print milliseconds as seconds, and a rate of them"
     timed = [rows["step_time_ms"] for rows in reports if "step_time_ms" in rows]
     stamps: dict[int, float | None] = {}  # By line of a report: the time of the line above that names the same step.
     latest: dict[str, float | None] = {}
@@ -169,23 +172,18 @@ def _why_no_time(source: Source, reports: Sequence[Mapping[str, ImportedRow]], n
     ratios, steps = [], []
     for one, row in itertools.pairwise(timed):
         begin, end, count = stamps[one.line], stamps[row.line], int(row.settings["step"]) - int(one.settings["step"])
+        steps += [count] if count > 0 else []
         if begin is not None and end is not None and end > begin and count > 0:
             ratios.append(row.value / 1e3 * count / (end - begin))
-            steps.append(count)
-    if not ratios:
-        if timed and not version:
-            notes.append("neither version nor time stamps confirm iter time (s), which some versions print wrongly")
-        return ""
-    ratio, often = statistics.median(ratios), statistics.median(steps)
+    ratio, often = (statistics.median(ratios) if ratios else 0.0), (statistics.median(steps) if steps else 1)
+    one_in = f"DeepSpeed before 0.5.7 prints the time of one step over the {often:g} steps since the last report"
+    if often > 1 and ((0,) < release < (0, 5, 7) or 1 / _STAMPS_OFF < ratio * often < _STAMPS_OFF):
+        return f"{one_in}; the time stamps give {1 / ratio:.3g} times the time" if ratio else one_in
     if ratio > _STAMPS_OFF:
-        cause = (
-            "DeepSpeed 0.6.2 and 0.6.3 print milliseconds" if ratio > 100 else "lines of another log may be mixed in"
-        )
+        cause = "lines of another log may be mixed in" if ratio < 100 else "0.6.2 and 0.6.3 print milliseconds"
         return f"the times are {ratio:.3g} times those of the time stamps: {cause}"
-    if often > 1 and 1 / _STAMPS_OFF < ratio * often < _STAMPS_OFF:
-        return (
-            f"the times are 1/{often:g} of those of the time stamps: DeepSpeed before 0.5.7 times one step in {often:g}"
-        )
+    if timed and not ratios and not version:
+        notes.append("neither version nor time stamps confirm iter time (s), which some versions print wrongly")
     return ""
 
 
