@@ -86,6 +86,17 @@ def test_lines_of_validation_are_no_steps():
     assert (15, "1 line of another phase (validate) left out") == (len(imported.rows), imported.notes[0])
 
 
+def test_nanogpts_evaluation_costs_nothing(tmp_path):
+    """nanoGPT issue 178: the line stands below a step, and has two losses."""
+    lines = [
+        *lines_of("nanogpt/iterations.log"),
+        "step 250: train loss 1.5440, val loss 1.7220",
+        "saving checkpoint to out",
+    ]
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert ((), values(read("nanogpt/iterations.log"), "loss")) == (imported.refused, values(imported, "loss"))
+
+
 def test_a_rank_without_the_last_stage_has_no_loss_and_zeros_are_not_computed():
     imported = read("torchtitan/pipeline-ranks.log")
     assert [(11.731, 4)] == [(row.value, row.line) for row in imported.rows if row.metric == "loss"]
@@ -500,6 +511,76 @@ def test_an_epoch_of_nemo_begins_no_run(tmp_path):
     lines = [f"{line.format(step // 2, step % 2, step)} | consumed_samples: 9" for step in range(4)]
     imported = read_file(written(tmp_path, *lines), ImportOptions())
     assert ["step 0", "step 1", "step 2", "step 3"] == [row.name for row in imported.rows if row.metric == "loss"]
+
+
+def test_a_second_epoch_in_nemos_progress_bar_begins_no_run(tmp_path):
+    """A bar without a length, as SageMaker's SDK has it; ``^M`` is a carriage return in a copied text."""
+    bar = "Epoch {}: : {} [00:04,  4.36s/it, v_num=d3c7, reduced_train_loss=0.674, global_step={}.000, batch_time=4.4]"
+    places = [(0, "1it"), (0, "2/2"), (1, "1it"), (1, "2/2"), (0, "1it")]
+    lines = [bar.format(epoch, at, step) for step, (epoch, at) in enumerate(places)]
+    imported = read_file(written(tmp_path, "^M".join(lines[:3]), lines[3]), ImportOptions())
+    assert ["step 1", "step 2", "epoch 1 step 1", "epoch 1 step 2"] == [row.name for row in imported.rows]
+    assert "1" == imported.rows[-1].settings["epoch"]
+    again = read_file(written(tmp_path, *lines), ImportOptions())
+    assert "line 5: step 1 follows step 2 of epoch 1: run 2 begins" in again.notes
+
+
+def test_deepspeed_before_0_8_counts_micro_steps(tmp_path):
+    """DeepSpeed issues 255 and 1825: 50 counts in 15 s at 13.2 samples/s are micro-steps of 4 samples."""
+    lines = ["[INFO 2020-06-08 05:26:19] 0/2650, SamplesPerSec=13.19749106827976"]
+    lines.append(
+        "[2022-08-29 06:59:41,193] [INFO] [timer.py:198:stop] 0/2700, CurrSamplesPerSec=227.4509, MemAllocated=1GB"
+    )
+    found = read_file(written(tmp_path, *lines), ImportOptions()).rows
+    assert ["micro-step 2650", "micro-step 2700", "micro-step 2700"] == [row.name for row in found]
+
+
+def pipeline(seconds_each, times, *, every=1, first=""):
+    """Lines of the pipeline engine and the time stamps above them."""
+    lines = [first]
+    for at, (time, rate) in enumerate(times, start=1):
+        clock = f"15:{int(at * seconds_each) // 60:02}:{int(at * seconds_each) % 60:02},000"
+        lines.append(
+            f"[2025-09-04 {clock}] [INFO] [logging.py:107:log_dist] [Rank 0] step={at * every}, skipped=0, lr=[1]"
+        )
+        lines.append(f"steps: {at * every} loss: 0.06{at}4 lm loss: 0.0500 iter time (s): {time} samples/sec: {rate}")
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "read_times", "says"),
+    [
+        # diffusion-pipe issue 410: 531 s a step, as the stamps say
+        (pipeline(537, [("531.283", "0.008"), ("533.063", "0.008")]), [531283, 533063], ""),
+        (pipeline(9, [("0.936", "136.706")] * 2), [936, 936], ""),  # 8 s between them for a checkpoint
+        (pipeline(9, [("936.12", "136.706"), ("0.936", "136.706")]), [936], "iter time (s) is '936.12'"),
+        (pipeline(1, [("936.120", "0.137")] * 3), [], "0.6.2 and 0.6.3 print milliseconds"),
+        (pipeline(9.5, [("0.095", "2694.737")] * 3, every=10), [], "over the 10 steps since the last report; the"),
+        (pipeline(9.5, [("0.940", "272.340")] * 3, every=10), [940] * 3, ""),
+        (pipeline(99, [("98.962", "0.027")]), [], "time x rate is 2.67, not a whole batch"),
+        (pipeline(2, [("5.000", "0.800")] * 2), [], "2.5 times those of the time stamps: lines of another log"),
+        (
+            pipeline(0, [("0.095", "2694.737")] * 2, every=10, first="DeepSpeed info: version=0.5.4, git-hash=unknown"),
+            [],
+            "prints the time of one step over the 10 steps",
+        ),
+        (
+            pipeline(0, [("936.120", "0.137")], first="[Rank 0] DeepSpeed info: version=0.6.3+1, git-hash=unknown"),
+            [],
+            "DeepSpeed 0.6.2 and 0.6.3 print milliseconds",
+        ),
+    ],
+)  # fmt: skip
+def test_times_of_the_pipeline_engine_agree_with_rate_version_and_time_stamps(tmp_path, lines, read_times, says):
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert ("deepspeed", read_times) == (imported.tool, values(imported, "step_time_ms"))
+    assert bool(says) == bool(imported.refused)
+    assert all(says in one.why for one in imported.refused[:1])
+    assert sum(line.startswith("steps") for line in lines) == len(values(imported, "loss"))
+    note = "neither version nor time stamps confirm iter time (s), which some versions print wrongly"
+    assert len(read_times) < 2 or note not in imported.notes
+    bare = [line for line in lines if line.startswith("steps")]
+    assert says.startswith("iter") or note in read_file(written(tmp_path, *bare), ImportOptions()).notes
 
 
 @pytest.mark.parametrize(("tps", "said"), [("7,034", 0), ("6,900", 0), ("4,100", 1)])

@@ -64,6 +64,54 @@ def test_flagperf_s_pretraining_says_how_it_counts():
     assert samples.convention.startswith("deepspeed: of all devices")
 
 
+OPERATOR = """[FlagPerf Result]Operation mm in flaggems at FP16:
+[FlagPerf Result]FLOPS utilization: cputime=68.2%, kerneltime=70.1%
+[FlagPerf Result]cputime=646.11 us, throughput=1547.724 op/s, equals to 212.72 TFLOPS
+[FlagPerf Result]kerneltime=628.5 us, throughput=1591.09 op/s, equals to 218.68 TFLOPS
+[FlagPerf Result]Correctness with CPU golden Reference: True
+[FlagPerf Result]First time latency: no warmup=2311.2 us, warmup=12.1 us
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "figures_of", "why"),
+    [
+        (("", ""), [646.11, 628.5, 218.68], ""),
+        (("628.5 us", "62.5 us"), [646.11], "not the time of one operation"),
+        (("Reference: True", "Reference: False"), [], "the result of mm in flaggems is wrong, so its 3 figures"),
+        (("=646.11 us, throughput=1547.724", "=646.11 us, thr"), [628.5, 218.68], "the line was cut"),
+    ],
+)
+def test_operators_of_flagperf_are_read(tmp_path, change, figures_of, why):
+    """The lines of FlagPerf 1b5a030, operation/benchmarks/drivers/calculate.py; its own figures."""
+    log = tmp_path / "operation.log.txt"
+    log.write_text(OPERATOR.replace(*change) if change[0] else OPERATOR)
+    found = read_file(log, ImportOptions())
+    assert figures_of == [row.value for row in found.rows]
+    assert {("mm in flaggems", "fp16")} >= {(row.name, row.dtype) for row in found.rows}
+    assert [bool(why)] * bool(why) == [why in one.why for one in found.refused]
+
+
+@pytest.mark.parametrize("labels", [("", ""), ("node-1: ", "node-2: ")])
+def test_nodes_of_flagperf_that_end_one_epoch_are_no_epochs(tmp_path, labels):
+    """Local rank 0 of every node prints the end (FlagPerf 1193d60); it is below 0 without Megatron's time."""
+    log = tmp_path / "job.log"
+    head, *ends = (SAMPLES / "flagperf-pretraining/rank0.out.log").read_text().splitlines()[2:]
+    lines = []
+    for _ in range(2):
+        lines += [f"{labels[0]}{head}", *(f"{label}{line}" for line in ends for label in sorted(set(labels)))]
+        lines += [line for line in ends if not labels[0]]
+    log.write_text("\n".join([*lines, f"{labels[1]}Tokens/p/s:  -6190.252032"]))
+    found = read_file(log, ImportOptions())
+    assert ["epoch 1", "epoch 2"] == [row.name for row in found.rows if row.metric == "tokens_per_s_per_device"]
+    assert ("2 epochs", "2 reports of other nodes for the same epochs left out") == found.notes[:2]
+    assert ["below 0: this node prints no step time"] == [one.why.partition(";")[0] for one in found.refused]
+    log.write_text("\n".join([*ends, *ends]))
+    found = read_file(log, ImportOptions())
+    assert {"report 1", "report 2"} == {row.name for row in found.rows}
+    assert "its reports may be of epochs, nodes or runs" in found.notes[-1]
+
+
 def test_other_programs_of_flagperf_count_in_their_own_way(tmp_path):
     """Of 70e9 parameters under Megatron, of two stages with 2 and 6 operations, and of tokens that are of a step."""
     log = tmp_path / "rank0.out.log"

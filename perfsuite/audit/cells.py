@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -28,15 +29,28 @@ _PER = re.compile(r"(?<=[^\W\d_])\s?(?:/|per )\s?(?:it|iter|iteration|step|op|ba
 """Text behind a unit that does not change it: ``ms/it``, ``GB/GPU``."""
 _AMBIGUOUS = re.compile(
     r"(?<![\d.,])\d+,(?:\d{1,2}|\d{4,})(?![\d,])|\d\.\d+[.,]\d|(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.])"
-    r"|\d:\d|\d\s?[hm]\w*\s?\d|\d\s?[x\u00d7\u00b7*]\s?10|\b0[xX]\d"
+    r"|\d:\d|\d\s?[hm]\w*\s?\d|\d\s?[x\u00d7\u00b7*]\s?\d|\b0[xX]\d|^[-+]?\d{1,2}\)"
 )
-"""Decimal commas, points and spaces between thousands, powers of ten, and times such as 1:30 and 1h20m."""
+"""Decimal commas, points and spaces between thousands, products, times such as 1:30 and 1h20m, and the note ``-1)``."""
 _LONGEST = 200
 """Most characters of a cell with a number."""
 _ONE = r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?"
-_SPREAD = re.compile(rf"({_ONE})[\s%]*(-|\u2013|\u2014|~|\.\.+|to\b|\u00b1|\+/-)\s*({_ONE})")
+_LETTERS = r"(?!to\b)[A-Za-z%\u4e00-\u9fff]+(?:/s)?"
+_SPREAD = re.compile(
+    rf"(?P<first>{_ONE})\s?(?P<unit>{_LETTERS})?\s?(?P<sign>-|\u2013|\u2014|~|\.\.+|to\b|\u00b1|\+/-)"
+    rf"\s?(?P<last>{_ONE})\s?(?P<end>{_LETTERS})?"
+)
 """A range, or a figure with its spread."""
-_PRODUCT = re.compile(r"(\d{1,6}) ?[x\u00d7*] ?(\d{1,6})")
+_PRODUCT = re.compile(r"\d{1,6}(?:(?: (?:node|host)s?)? ?[x\u00d7*] ?\d{1,6})+(?=$| [A-Za-z])")
+_IN_BRACKETS = re.compile(r"(?<=\()\d{1,6} ?[x\u00d7*] ?\d{1,6}(?=\))")
+"""Nodes x devices behind a name, as FlagPerf prints them."""
+_PAIR = re.compile(rf"{_ONE} ?/ ?{_ONE}\s?(?P<end>{_LETTERS})")
+"""The used and the whole memory, with one unit behind both."""
+_NO_RESULT = re.compile(
+    r"\W*(?:oom|out of mem|n/?a\b|n\.a\.|not |un\w|fail|err|crash|time ?out|killed|hang|diverge|skip|dnf|dnr|tb[da]\b)",
+    re.IGNORECASE,
+)
+"""Begin of a cell without a result; numbers behind it are of the reason, such as ``OOM at 8``."""
 _BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 _REMARK = re.compile(r"(?<=\d)\s*[A-Za-z]*/\s?\d.*|(?<=\d)\s?[x\u00d7] [A-Za-z].*")
 """Text behind the figure: the total of ``44.2/48.0``, the device of ``8x A100 80GB``."""
@@ -52,6 +66,8 @@ _SLOW = re.compile(r"(?:/|\bper )\s?(?:min(?:ute)?|h(?:our|r)?|day)s?\b|/\s?(?:�
 _BEFORE = "~≈<>=≤≥+-* "
 _HEADER = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
 _SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "万": 1e4, "亿": 1e8}
+_TOKENS = {"k": 2**10, "K": 2**10, "m": 2**20, "M": 2**20}
+"""Suffixes of sequence lengths: 4K is 4096."""
 _NAMES = {"us": "usec 微秒", "ms": "msec 毫秒", "s": "sec secs seconds 秒", "min": "mins minutes 分钟"}
 _NAMES |= {"h": "hr hrs hours 小时", "days": "d 天"}
 _NAMES |= {"Gb/s": "Gbps Gbit/s", "GB/s": "GBps GB/sec", "MB/s": "MBps MB/sec"}
@@ -73,32 +89,30 @@ def _plain(text: str) -> str:
     return re.sub(r"(?<![\w.])\.(?=\d)", "0.", plain)
 
 
-def with_unit(column: AuditColumn, cells: Sequence[str], place: str) -> AuditColumn:
+def with_unit(column: AuditColumn, cells: Sequence[str]) -> tuple[AuditColumn, dict[str, str]]:
     """Return a column with a unit: given, in brackets in the title, alone in the first cell, or of the figures.
 
-    A column of several units gets the smallest unit of its role.  Raises ConfigurationError if the first row has no
-    unit, or any row of a column of several units; ``place`` begins the message.
+    A column of several units gets the smallest unit of its role.  Also return the cells whose unit is unknown, with
+    the reason: those without a unit if the first row has none and another one has, or if the units differ.
     """
     if column.unit or column.meaning.dimension not in DEFAULT_UNITS:
-        return column
+        return column, {}
     header = _HEADER.search(column.name.translate(_SIGN))
     titles = ([header[1].partition("/GPU")[0]] if header else []) + [
         re.sub(r"[()\[\]]", "", text) for text in cells[:1]
     ]
     named = next(filter(None, (_unit(column, title) for title in titles)), "")  # below the title: a row of units
+    unknown: dict[str, str] = {}
     if not named and column.meaning.dimension != "share":
         units = {text: _unit(column, _suffix(_plain(text))) for text in cells}
         named = next(filter(None, units.values()), "")
         is_mixed = len({*filter(None, units.values())}) > 1
         figures = [text for text in cells if _is_above_zero(text)]
-        for text in figures if is_mixed else figures[:1]:  # a unit in the first row is one of the rows below
-            if named and not units[text]:
-                raise ConfigurationError(
-                    f"{place}: {column.name}: {text!r:.40} has no unit, but another cell is in {named}; "
-                    "write the unit in the title or in each cell"
-                )
+        if named and (is_mixed or not all(units[text] for text in figures[:1])):  # a unit in the first row is of all
+            why = f"has no unit, but another cell is in {named}; write the unit in the title or in each cell"
+            unknown = {text: why for text in figures if not units[text]}
         named = next(iter(SCALES[column.meaning.dimension])) if is_mixed else named
-    return replace(column, unit=named)
+    return replace(column, unit=named), unknown
 
 
 def _is_above_zero(text: str) -> bool:
@@ -107,38 +121,62 @@ def _is_above_zero(text: str) -> bool:
 
 
 def _suffix(plain: str) -> str:
-    """Return the unit or the suffix of the first number of a cell; empty without one."""
-    match = _FIRST.match(_PER.sub("", plain).lstrip(_BEFORE))
-    return match["unit"] if match else ""
+    """Return the unit or the suffix of the first number of a cell, or behind a range or pair; empty without one."""
+    text = _PER.sub("", plain).lstrip(_BEFORE)
+    if match := _FIRST.match(text):
+        return match["unit"]
+    match = _SPREAD.match(text) or _PAIR.match(text)
+    return (match["end"] or "").rstrip("%") if match else ""
 
 
 def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
     """Return a cell's numbers in the unit of its column; a range is one number with a wide interval.
 
-    Raises ConfigurationError for a number that could be read in two ways; ``place`` begins the message.
+    A cell that begins with a reason such as ``OOM at 8`` has no number.  Raises ConfigurationError for a number that
+    could be read in two ways; ``place`` begins the message.
     """
     plain = _plain(text)
     if column.meaning.dimension == "text":
         return printed(plain)
     if len(plain) > _LONGEST:
         raise ConfigurationError(f"{place}: {text!r:.40} has {len(plain)} characters; write one number")
-    if column.meaning.exact and (product := _PRODUCT.fullmatch(plain)):
-        return printed(str(int(product[1]) * int(product[2])))
     bare = _BRACKETS.sub("", plain).strip() or plain
-    suffix, figure = _suffix(bare), _REMARK.sub("", bare)
+    if _NO_RESULT.match(plain):
+        return replace(printed(plain), numbers=())
+    product = _PRODUCT.match(bare) or _IN_BRACKETS.search(plain)
+    count = str(math.prod(int(factor) for factor in re.findall(r"\d+", product[0]))) if product else ""
+    if column.meaning.exact and product and (not bare.isdigit() or bare == count):
+        return printed(count)
+    suffix, figure = _suffix(bare), _REMARK.sub("", _PER.sub("", bare))
     if column.meaning.dimension == "rate" and (
         _SLOW.search(f"{column.name} {bare}") or _SYNONYMS.get(suffix, suffix) in SCALES["time"]
     ):
         raise ConfigurationError(f"{place}: {text!r} is not a rate per second; convert it")
     spread = _SPREAD.search(figure)
     numbers = printed(_SPREAD.sub("", figure, 1)).numbers
-    is_share_of_count = column.meaning.exact and re.search(r"\d\s*[A-Za-z]*\s*/\s*\d", bare)
-    if is_share_of_count or _AMBIGUOUS.search(figure) or len(numbers) > (0 if spread else 1):
+    is_pair = column.meaning.dimension != "memory" and re.search(r"\d\s*[A-Za-z]*\s*/\s*\d", bare)
+    is_one = column.meaning.exact * bool(product) + len(numbers) <= (0 if spread else 1) and (
+        spread is None or _has_one_unit(spread, column)
+    )
+    if is_pair or _AMBIGUOUS.search(figure) or not is_one:
         why = "can be read in more than one way; write one number, with a decimal point and without other separators"
         raise ConfigurationError(f"{place}: {text!r} {why}")
     factor = _factor(suffix, column, f"{place}: {text!r}")
-    read = _range(plain, spread, column) if spread else replace(printed(bare), text=plain)
-    return replace(read, numbers=tuple(_times(number, factor) for number in read.numbers)) if factor else read
+    read = printed(bare)
+    read = _range(plain, spread, column) if spread else replace(read, text=bare if read.numbers else plain)
+    read = replace(read, numbers=tuple(_times(number, factor) for number in read.numbers)) if factor else read
+    if column.role == "sequence_length" and any(number.value.denominator > 1 for number in read.numbers):
+        raise ConfigurationError(f"{place}: {text!r} is not a whole number of tokens; write the number in full")
+    return read
+
+
+def _has_one_unit(spread: re.Match[str], column: AuditColumn) -> bool:
+    """Return whether both numbers of a range or spread have one unit; that of ``512 \u00b1 1.2%`` is a share of 512."""
+    unit, end = (spread[name] or "" for name in ("unit", "end"))
+    is_spread = spread["sign"] in ("\u00b1", "+/-")
+    if is_spread and (end == "%" or not end):
+        return unit not in _SUFFIXES or end == "%"
+    return unit == end or not unit or (unit == "%" and column.meaning.dimension == "share")
 
 
 def _times(number: Number, factor: Interval) -> Number:
@@ -152,6 +190,10 @@ def _factor(suffix: str, column: AuditColumn, what: str) -> Interval | None:
     Raises ConfigurationError for a unit or suffix that the column cannot have.
     """
     dimension, unit = column.meaning.dimension, _unit(column, suffix)
+    title = _MULTIPLE.search(column.name) if column.role == "sequence_length" or dimension == "rate" else None
+    multiple = (title[1] or title[2]) if title else ""
+    if column.role == "sequence_length" and (suffix or multiple) in _TOKENS:
+        return Interval.exactly(_TOKENS[suffix or multiple])
     own = column.unit or DEFAULT_UNITS.get(dimension, "")
     if unit and unit != own and dimension != "share":
         return scale(dimension, unit).over(scale(dimension, own))
@@ -160,19 +202,20 @@ def _factor(suffix: str, column: AuditColumn, what: str) -> Interval | None:
     refused = bool(suffix) if dimension in SCALES else suffix in (*_SUFFIXES, "%")
     if not unit and refused and dimension != "share":
         raise ConfigurationError(f"{what} has a suffix that its column cannot have; write the number in full")
-    title = _MULTIPLE.search(column.name) if dimension == "rate" else None
-    is_million = title is not None and ((title[1] or title[2])[0] in "Mm" or title[1] == "1e6")
-    return Interval.exactly(1e6 if is_million else 1e3) if title else None
+    is_million = bool(multiple) and (multiple[0] in "Mm" or multiple == "1e6")
+    return Interval.exactly(1e6 if is_million else 1e3) if multiple else None
 
 
 def _range(plain: str, spread: re.Match[str], column: AuditColumn) -> PrintedCell:
     """Return a range such as ``10-12``, or a figure with its spread; without a number in a column of settings."""
-    first, last = (printed(text.lstrip("+")).numbers for text in (spread[1], spread[3]))
+    first, last = (printed(spread[name].lstrip("+")).numbers for name in ("first", "last"))
     numbers: tuple[Number, ...] = ()
     if first and last and not column.meaning.exact:
         low, high = first[0].value, last[0].value
-        if spread[2] in ("\u00b1", "+/-"):
-            low, high = low - high, low + high
+        if spread["sign"] in ("\u00b1", "+/-"):
+            is_relative = spread["end"] == "%" and column.meaning.dimension != "share"
+            by = abs(low) * high / 100 if is_relative else high
+            low, high = low - by, low + by
         if low <= high:
             numbers = (replace(first[0], value=(low + high) / 2, last_place=high - low, filler=0),)
     return PrintedCell(text=plain, numbers=numbers, bounded=not numbers)

@@ -14,7 +14,7 @@ from perfsuite.audit.table import TOTAL_NAMES, AuditColumn, AuditTable, Fact, Ro
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
-from perfsuite.published.numbers import printed
+from perfsuite.published.numbers import PrintedCell, printed
 from perfsuite.published.records import (
     PARTS,
     ROLES,
@@ -99,8 +99,9 @@ def parse_roles(texts: Sequence[str]) -> dict[str, AuditColumn]:
 def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
     """Parse ``ROLE=VALUE[:UNIT]``, facts of every row. Raises ConfigurationError for other text.
 
-    >>> parse_facts(["peak_tflops=312"])["peak_tflops"]
-    Fact(text='312', unit='')
+    >>> parse_facts(["peak_tflops=312", "sequence_length=4K", "parameters=7B"])
+    {'peak_tflops': Fact(text='312', unit=''), 'sequence_length': Fact(text='4096', unit=''), 'parameters': \
+Fact(text='7B', unit='B')}
     """
     facts = {}
     for text in texts:
@@ -108,9 +109,15 @@ def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
         if not match:
             raise ConfigurationError(f"--fact {text!r} is not ROLE=VALUE[:UNIT]; write 'peak_tflops=312'")
         _require(match["role"], match["unit"] or "", f"--fact {text!r}")
-        if ROLES[match["role"]].dimension != "text" and not printed(match["text"]).numbers:
+        column = AuditColumn(name=match["role"], role=match["role"], unit=match["unit"] or "")
+        column, _ = with_unit(column, [match["text"]])
+        read = cell(match["text"], column, f"--fact {match['role']}")
+        if column.meaning.dimension != "text" and not read.numbers:
             raise ConfigurationError(f"--fact {text!r}: {match['role']} is a number; write one, for example 312")
-        facts[match["role"]] = Fact(text=match["text"], unit=match["unit"] or "")
+        is_changed = [one.value for one in read.numbers] != [one.value for one in printed(match["text"]).numbers[:1]]
+        value = f"{float(read.numbers[0].value):.12g}" if is_changed else match["text"]
+        is_percent = column.meaning.dimension == "share" and "%" in match["text"]
+        facts[match["role"]] = Fact(text=value, unit=column.unit or "%" * is_percent)
     return facts
 
 
@@ -126,8 +133,8 @@ def _require(role: str, unit: str, what: str) -> None:
 def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str, Fact]) -> list[AuditTable]:
     """Return the tables of a CSV, TSV, Markdown or HTML file; those without a named column have no columns and rows.
 
-    Raises ConfigurationError for an unreadable file, a file without a table, a missing column, and rows longer than
-    their header.
+    Cells that cannot be read are listed, and left out; a row without one of its settings is left out too.  Raises
+    ConfigurationError for an unreadable file, a file without a table, and a missing column.
     """
     try:
         text = decoded(content(path, pipe=True), "strict")
@@ -164,9 +171,12 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
 
 
 def _caption(lines: Sequence[str]) -> str:
-    """Return the last heading of each level and the last line before a table, which may state a setting of its rows."""
+    """Return the headings above a table and the last line before it, which may state a setting of its rows."""
     before = [one for one in lines if one.strip() and "|" not in one]
-    headings = {len(one) - len(one.lstrip("#")): one for one in before if one.startswith("#")}
+    headings: dict[int, str] = {}  # By level; a heading ends those of deeper levels.
+    for one in (one for one in before if one.startswith("#")):
+        level = len(one) - len(one.lstrip("#"))
+        headings = {depth: text for depth, text in headings.items() if depth < level} | {level: one}
     return " ".join([*headings.values(), *before[-1:]])
 
 
@@ -227,19 +237,20 @@ def _grid_table(
     header, *body = grid
     if len(set(filter(None, header))) < len([title for title in header if title]):
         raise ConfigurationError(f"{path}:{line}: two columns have one name; rename one")
-    name = f"{path.name}:{line}"
-    columns = {
-        title: with_unit(roles[title], [row[at] for row in body if at < len(row)], str(path))
-        for at, title in enumerate(header)
-        if title in roles
-    }
-    for column in columns.values():
-        _require_one_share(column, [row[header.index(column.name)] for row in body if len(row) == len(header)], path)
-    rows, summaries = [], []
+    table = f"{path.name}:{line}"
+    columns: dict[str, AuditColumn] = {}
+    unclear: dict[str, dict[str, str]] = {}  # By column and text: why the unit of a cell is not known.
+    for at, title in enumerate(header):
+        if title in roles:
+            texts = [row[at] for row in body if at < len(row)]
+            columns[title], unclear[title] = with_unit(roles[title], texts)
+            unclear[title] |= _fractions(columns[title], texts)
+    rows, summaries, unread = [], [], list[str]()
     has_totals = any(column.role in (*PARTS, "whole", "share") for column in columns.values())  # rules check them
     for index, cells in enumerate(body):
         if len(cells) > len(header):
-            raise ConfigurationError(f"{path}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
+            unread.append(f"row {index + 1}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
+            continue
         first = next(filter(None, cells))
         if _SUMMARY.fullmatch(first) and not (has_totals and first.lower() in TOTAL_NAMES):
             summaries.append(f"row {index + 1} ({first})")
@@ -248,17 +259,42 @@ def _grid_table(
             if cells[at] or title not in roles or roles[title].meaning.kind != "configuration":
                 break
             cells[at] = body[index - 1][at]
-        figures = {
-            title: cell(text, columns[title], f"{path}: row {index + 1}, {title}")
-            for title, text in zip(header, cells, strict=False)
-            if text and title in roles
-        }
+        name = f"row {index + 1} ({cells[0]})"
+        figures, faults = _figures(name, dict(zip(header, cells, strict=False)), columns, unclear)
+        unread += faults.values()
+        if any(columns[title].meaning.kind == "configuration" for title in faults):  # the row may look like another
+            unread[-1] += "; the row is left out"
+            continue
         aside = [text for title, text in zip(header, cells, strict=False) if title not in roles]
         note = {"note": Fact(text=" | ".join([caption, *aside]))}
-        rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=figures, facts=note, index={name: index}))
+        rows.append(Row(name=name, cells=figures, facts=note, index={table: index}))
     return AuditTable(
-        name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts, summaries=tuple(summaries)
+        name=table,
+        columns=tuple(columns.values()),
+        rows=tuple(rows),
+        facts=facts,
+        summaries=tuple(summaries),
+        unread=tuple(unread),
     )
+
+
+def _figures(
+    row: str, cells: Mapping[str, str], columns: Mapping[str, AuditColumn], unclear: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, PrintedCell], dict[str, str]]:
+    """Return the cells of a row by column, and why others cannot be read; ``unclear`` is by column and text."""
+    figures: dict[str, PrintedCell] = {}
+    faults: dict[str, str] = {}
+    for title, text in cells.items():
+        if not text or title not in columns:
+            continue
+        try:
+            if why := unclear[title].get(text):
+                raise ConfigurationError(f"{row}, {title}: {text!r:.40} {why}")
+            figures[title] = cell(text, columns[title], f"{row}, {title}")
+        except ConfigurationError as error:
+            faults[title] = str(error)
+            figures[title] = PrintedCell(text=text, numbers=(), bounded=True)
+    return figures, faults
 
 
 def _side_by_side(table: AuditTable) -> Iterator[AuditTable]:
@@ -289,12 +325,10 @@ def _is_of_a_run(column: AuditColumn) -> bool:
     return is_figure and column.role not in PARTS and not column.role.startswith("memory")
 
 
-def _require_one_share(column: AuditColumn, cells: Sequence[str], path: Path) -> None:
-    """Raise ConfigurationError if some shares have a percent sign, and others are fractions of 1."""
-    if column.meaning.dimension == "share" and not column.unit and any("%" in text for text in cells):
-        for text in cells:
-            number = printed(text).number()
-            if "%" not in text and number and 0 < number.value <= 1:
-                raise ConfigurationError(
-                    f"{path}: {column.name} is {text!r} without a percent sign, other rows have one; write one form"
-                )
+def _fractions(column: AuditColumn, cells: Sequence[str]) -> dict[str, str]:
+    """Return shares that are fractions of 1 without a percent sign, although others have one, with the reason."""
+    if column.meaning.dimension != "share" or column.unit or not any("%" in text for text in cells):
+        return {}
+    numbers = {text: printed(text).number() for text in cells if "%" not in text}
+    why = "has no percent sign, other rows have one; write one form"
+    return {text: why for text, number in numbers.items() if number and 0 < number.value <= 1}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import combinations
 
-from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, product, quotient
 from perfsuite.published.records import NEVER_ZERO, ROLES
 
 MANY_DIGITS = 7  # Digits in which two measurements do not agree by chance: one in a million rows at 1 % noise.
@@ -20,6 +20,19 @@ APART = Fraction(3, 2)
 
 CARD_SIZES_GB = frozenset({8, 12, 16, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192})
 """Memory sizes of accelerators, for tables that do not state theirs."""
+
+_WORD = re.compile(r"[^\W_]+(?:[.-][^\W_]+)*")
+_NUMBERING = re.compile(r"#+\s*(?:\d+[.)]?)+(?=\s)|\b(?:table|figure|fig|section|appendix)\.?\s*\d[\d.]*\b")
+_COMMON = re.compile(
+    r"\b(?:"
+    "a|all|an|and|are|below|benchmark|benchmarks|card|cards|comparison|detail|details|"
+    "device|devices|experiment|experiments|figure|figures|following|for|gpu|gpus|in|is|main|"
+    "measured|measurement|measurements|number|numbers|of|on|our|overview|performance|result|"
+    "results|scalability|scaling|shown|shows|speed|summary|table|tables|that|the|"
+    "these|this|throughput|throughputs|we|were|with"
+    r")\b"
+)
+"""Words of headings that state no setting."""
 
 _PAIR = re.compile(r"\s*\d+(?:\.\d+)?\s*/\s*\d+(?:\.\d+)?\s*")
 
@@ -133,8 +146,13 @@ def _blank_metric(table: AuditTable) -> Iterator[Hit]:
         if blank:
             has_text = any(column.name in row.cells and not row.cells[column.name].blank for row in blank)
             state = "blank or without a number" if has_text else "blank"
-            text = f"{column.printed_name} is {state} in {len(blank)} of {len(rows)} rows"
+            text = f"{column.printed_name} is {state} in {len(blank)} of {len(rows)} rows ({_first(blank)})"
             yield Hit(message=text, rows=tuple(blank), columns=(column,))
+
+
+def _first(rows: Sequence[Row]) -> str:
+    """Return the names of the first three rows."""
+    return ", ".join(row.name for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
 
 
 def _zero_figure(table: AuditTable) -> Iterator[Hit]:
@@ -144,8 +162,7 @@ def _zero_figure(table: AuditTable) -> Iterator[Hit]:
             rows = [row for row in rows if not (count := table.devices(row)) or count.high > 1]
         if rows:
             text = f"{column.printed_name} is 0 in {len(rows)} of {len(table.rows)} rows"
-            names = ", ".join(row.name for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
-            text = f"{text} ({names}): not measured, or below the printed digits; no rule uses it"
+            text = f"{text} ({_first(rows)}): not measured, or below the printed digits; no rule uses it"
             yield Hit(message=text, rows=tuple(rows), columns=(column,))
 
 
@@ -158,19 +175,28 @@ def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[Rat
     rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
     for table in tables:
         for row in table.rows:
-            count, rate, model = table.devices(row), table.throughput(row), table.text(row, "model")
+            count, model = table.devices(row), table.text(row, "model")
+            tokens = table.value(row, "tokens_per_s") or product(table.value(row, "tokens_per_s_per_device"), count)
+            rate = table.throughput(row) or quotient(tokens, table.value(row, "sequence_length"))
             if count and rate and model:
                 rated.setdefault((model, count.middle), []).append((table, row, rate))
     return rated
 
 
-def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
+def _disagreeing(tables: tuple[AuditTable, ...]) -> Iterator[tuple[str, Fraction, RatedRow, RatedRow]]:
+    """Yield model, batch and two rows on one device whose throughputs are apart, if all their roles are equal."""
     for (model, count), runs in _runs(tables).items():
-        for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
-            batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
-            apart = max(rate.low / again.high, again.low / rate.high)
-            if _incomparable(table, row, other, twin) or batch is None or batch != same or apart <= 1 + NOISE:
-                continue
+        for one, two in combinations(runs if count == 1 else [], 2):
+            batch, same = _one_device_batch(*one[:2]), _one_device_batch(*two[:2])
+            apart = max(one[2].low / two[2].high, two[2].low / one[2].high)
+            if batch is not None and batch == same and apart > 1 + NOISE and not _incomparable(one, two):
+                yield model, batch, one, two
+
+
+def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
+    for model, batch, one, two in _disagreeing(tables):
+        if _have_same_words(one, two):
+            (table, row, rate), (other, twin, again) = one, two
             message = (
                 f"{model} on one device with a batch of {batch}: {rate} samples/s in {table.name}"
                 f" ({row.name}), {again} in {other.name} ({twin.name})"
@@ -179,12 +205,32 @@ def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditT
             yield other, Hit(message=message, rows=(twin,), columns=again.columns)
 
 
-def _incomparable(table: AuditTable, row: Row, other: AuditTable, twin: Row) -> bool:
+def not_compared(tables: Sequence[AuditTable]) -> int:
+    """Return the number of pairs that would contradict each other if their headings and other cells were equal."""
+    return sum(not _have_same_words(one, two) for *_, one, two in _disagreeing(tuple(tables)))
+
+
+def _incomparable(one: RatedRow, two: RatedRow) -> bool:
     """Return whether two rows differ in a setting that both state, or are of one set, whose join is audited."""
-    roles = ("device", "dtype", "sequence_length", "note")
-    stated = ((table.text(row, role), other.text(twin, role)) for role in roles)
+    (table, row, _), (other, twin, _) = one, two
+    stated = ((table.text(row, role), other.text(twin, role)) for role in ("device", "dtype", "sequence_length"))
     is_one_set = table is other or (bool(table.run_set) and table.run_set == other.run_set)
     return is_one_set or any(one and two and one != two for one, two in stated)
+
+
+def _have_same_words(one: RatedRow, two: RatedRow) -> bool:
+    """Return whether headings, and cells without a role, have the same words that may state a setting.
+
+    Words that every report uses do not, nor do numbers of sections and tables, and words in cells with a role.
+    """
+    words: list[frozenset[str]] = []
+    for table, row, _ in (one, two):
+        note = table.text(row, "note")
+        if not note and "note" not in row.facts:  # a published table without a note
+            return True
+        stated = {word for cell in row.cells.values() for word in _WORD.findall(cell.text.lower())}
+        words.append(frozenset(_WORD.findall(_COMMON.sub(" ", _NUMBERING.sub(" ", note.lower())))) - stated)
+    return words[0] == words[1]
 
 
 def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
@@ -197,12 +243,13 @@ def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable,
     for (model, count), runs in _runs(tables).items():
         best: dict[str, RatedRow] = {}
         for run in runs:
-            fastest = best.get(run[0].name)
-            if fastest is None or run[2].middle > fastest[2].middle:
+            record = best.get(run[0].name)
+            if record is None or run[2].middle > record[2].middle:
                 best[run[0].name] = run
         ordered = sorted(best.values(), key=lambda run: run[2].middle)
-        (table, row, slow), (other, twin, fast) = ordered[0], ordered[-1]
-        if len(ordered) >= 2 and not _incomparable(table, row, other, twin) and fast.low > slow.high * APART:
+        (table, row, slow), (other, _, fast) = slowest, fastest = ordered[0], ordered[-1]
+        is_one = not _incomparable(slowest, fastest) and _have_same_words(slowest, fastest)
+        if len(ordered) >= 2 and is_one and fast.low > slow.high * APART:
             text = f"{model} on {count} devices: at best {slow} samples/s here, {fast} in {other.name}"
             yield table, Hit(message=text, rows=(row,), columns=slow.columns)
 
@@ -241,11 +288,11 @@ RULES = (
          checks="0 devices, 0 tokens/s, 0 ms or 0 GB/s are not figures",
          source="a run that took place has devices, a time and a rate"),
     Rule("same-run-disagrees", "contradiction", "R", "table", across=_same_run_disagrees,
-         roles=("throughput|latency", "model", "devices"),
+         roles=("throughput|latency|tokens_per_s|tokens_per_s_per_device", "model", "devices"),
          checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",
          source="on one device no strategy differs"),
     Rule("tables-differ", "note", None, "table", across=_tables_differ,
-         roles=("throughput|latency", "model", "devices"),
+         roles=("throughput|latency|tokens_per_s|tokens_per_s_per_device", "model", "devices"),
          checks="best throughputs for one model on as many devices lie within 1.5 times, in all tables",
          source="one machine"),
 )  # fmt: skip

@@ -125,6 +125,7 @@ class AuditTable:
     facts: Mapping[str, Fact] = field(default_factory=dict)  # Facts of every row by role.
     simulated: bool = False  # Measured on a simulated device, whose times repeat exactly.
     summaries: tuple[str, ...] = ()  # Names of left out rows, such as means of the others.
+    unread: tuple[str, ...] = ()  # Row, column, text and reason of each cell that cannot be read.
     run_set: str = ""  # Tables of one run set describe the same runs, row by row.
 
     def of_role(self, *roles: str) -> tuple[AuditColumn, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with, unnoticed
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of, with_peaks
+from perfsuite.audit.repeats import not_compared
 from perfsuite.audit.table import AuditTable
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import escaped
@@ -21,6 +22,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import ROLES, SCALES, LabelJudgement, PublishedReport, PublishedTable, read_report
 
+SHOWN_CELLS = 10  # Most unreadable cells to print for a table; --json has all.
 SHOWN_ROLES = 4  # Most roles to print as advice; --json has all.
 
 
@@ -56,7 +58,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit; EXIT_FOUND for a contradiction in a user's file or a shipped label that the rules do not give.
+    """Audit; EXIT_FOUND for a contradiction or an unreadable cell of a user, or a shipped label that no rule gives.
 
     Raises PerfsuiteError for wrong usage.
     """
@@ -68,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
     audited = [_read(path, options) for path in options.file] if options.file else [_of(report) for report in shipped()]
     for source in audited:
         if not any(table.rows for table in source.tables):
-            raise ConfigurationError(f"{source.name}: no row to audit; give a table with figures")
+            unread = next((fault for table in source.tables for fault in table.unread), "")
+            raise ConfigurationError(f"{source.name}: no row to audit; {unread or 'give a table with figures'}")
         if not any(applicable(rule, table) for rule in RULES for table in source.tables if table.rows):
             raise ConfigurationError(f"{source.name}: no rule applies to these roles; name more columns or add --fact")
     if options.labels:
@@ -80,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
         print_lines(line for source in audited for line in _lines(source))
     if options.file:
         is_wrong = any(finding.severity == "contradiction" for source in audited for finding in source.findings)
+        is_wrong |= any(table.unread for source in audited for table in source.tables)
     else:
         is_wrong = any(source.disagreements for source in audited)
     return EXIT_FOUND if is_wrong else EXIT_OK
@@ -153,6 +157,12 @@ def _lines(audited: _Audited) -> Iterator[str]:
             yield f"  {table.name} {label}, {rules} of {len(RULES)} rules apply, {_count(findings)}"
         if table.summaries:
             yield f"    not checked, as they summarise other rows: {', '.join(table.summaries)}"
+        full = [row.name for row in table.rows if any(cell.out_of_memory for cell in row.cells.values())]
+        if audited.is_given and full:
+            yield f"    out of memory: {', '.join(full)}"
+        yield from (f"    not checked, cannot be read: {fault}" for fault in table.unread[:SHOWN_CELLS])
+        if (more := len(table.unread) - SHOWN_CELLS) > 0:
+            yield f"    not checked, cannot be read: {plural(more, 'more cell')} (--json has all)"
         groups = dict.fromkeys((finding.severity, finding.rule, finding.label) for finding in findings)
         for severity, rule, implied in groups:
             yield f"    {severity}: {rule}{f' -> {implied}' if implied else ''}"
@@ -162,6 +172,11 @@ def _lines(audited: _Audited) -> Iterator[str]:
             yield f"    no rule notices a figure 3 times too large or too small in: {', '.join(names)}"
     if audited.unread:
         yield f"  not checked (no column with a role, merged cells, or lines of +---+): {', '.join(audited.unread)}"
+    if audited.is_given and (pairs := not_compared(audited.tables)):
+        yield (
+            f"  not compared: {plural(pairs, 'pair')} of rows with other throughputs for one model, device and batch, "
+            "as headings, lines before the tables or cells without a role differ"
+        )
     yield from (f"  LABEL {line}" for line in audited.disagreements)
     yield f"  {plural(len(audited.tables), 'table')}, {_count(audited.findings)}"
     gains = list(more_with(audited.tables).items()) if audited.is_given else []  # sorted, the largest gain first
@@ -188,12 +203,14 @@ def _json(audited: _Audited) -> dict[str, Any]:
         "disagreements": list(audited.disagreements),
         "more_rules_with": more_with(audited.tables) if audited.is_given else {},
         "not_checked": list(audited.unread),
+        "not_compared": not_compared(audited.tables) if audited.is_given else 0,
         "tables": [
             {
                 "table": table.name,
                 "label": judged[table.name].judgement.label if table.name in judged else None,
                 "derived_label": derived_label(audited.findings, table.name),
                 "summaries": list(table.summaries),
+                "unread": list(table.unread),
                 "unnoticed": unnoticed(table) if audited.is_given else [],
                 "rules_applied": [rule.name for rule in RULES if applicable(rule, table)],
                 "findings": [
@@ -257,5 +274,5 @@ AUDIT = Command(
     example="perfsuite audit results.csv --roles gpus=devices samples/s=throughput",
     arguments=_arguments,
     run=run,
-    found="a contradiction in a file of yours, or a shipped label that the rules do not give",
+    found="a contradiction or an unreadable cell in a file of yours, or a shipped label that the rules do not give",
 )

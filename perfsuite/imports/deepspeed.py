@@ -4,17 +4,25 @@ The profiler's FLOPs of the backward are an assumed multiple of the forward's; i
 
 The timers print the lines of wall_clock_breakdown, and lines with samples per second. Lines with ``microstep`` are of
 one micro-batch, other lines of all micro-batches of a step. Samples per second are of all devices. GB are GiB.
+Before 0.8, ``0/40, SamplesPerSec=`` counts micro-steps.
+
+The pipeline engine prints ``iter time (s)``. Before 0.5.7 it is the last step over the number of steps since the last
+report; in 0.6.2 and 0.6.3 it is in milliseconds. Samples per second are computed from it. The version or the time
+stamps of the log show which is right.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from perfsuite.imports import deepspeed_comms
-from perfsuite.imports.row import Format, LogFigures, Meaning, Source
+from perfsuite.imports.lines import seconds, split_lines
+from perfsuite.imports.row import Format, ImportedRow, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
     StepFigure,
     StepLine,
@@ -68,10 +76,10 @@ def _memory(metric: str, how: str) -> tuple[StepFigure, ...]:
 
 
 _RATES = StepProgram(
-    step=re.compile(r"\b(?:global_step=|\d+/)(?P<step>\d{1,18}),\s*(?=\w*SamplesPerSec=)"),
+    step=re.compile(r"\b(?:global_step=|(?P<micro>\d+/))(?P<step>\d{1,18}),\s*(?=\w*SamplesPerSec=)"),
     fields=re.compile(r"(?P<name>[A-Za-z]\w*)=(?P<value>[^=]*?)(?P<end>,(?!\d)|$)"),
     figures={
-        "currsamplespersec": _rate("samples_per_s", "last step"),
+        "currsamplespersec": _rate("samples_per_s", "last step (before 0.8 micro-step)"),
         "runningavgsamplespersec": _rate("mean_samples_per_s", "mean since the second step"),
         "samplespersec": _rate("mean_samples_per_s", "mean since the second step"),
         "memallocated": _memory("allocated_memory_gib", "allocated"),
@@ -81,6 +89,37 @@ _RATES = StepProgram(
     ignored=frozenset({"global_step"}),
     noun="global step",
 )
+_SINCE = "deepspeed pipeline: mean since the last report"
+_THREE = r"(?P<number>\d+\.\d{3})"
+_PIPELINE = StepProgram(
+    step=re.compile(r"\bsteps?:\s+(?P<step>\d{1,18})(?:\s*/\s*\d+)?\s+(?=loss:\s.*\biter time \(s\):)"),
+    fields=re.compile(r"(?P<name>[a-z][a-z/ _]*(?:\(s\))?):\s+(?P<value>.*?)(?P<end>,?\s+(?=[a-z][^:]*:\s)|\s*$)"),
+    figures={
+        "loss": (StepFigure(meaning=("loss", "", "lower"), convention="deepspeed pipeline: mean over the step"),),
+        "iter time (s)": (
+            StepFigure(
+                meaning=("step_time_ms", "ms", "lower"),
+                convention=f"{_SINCE}, printed in s",
+                form=_THREE,
+                is_whole=True,
+                scales={"": 1e3},
+            ),
+        ),
+        "samples/sec": (
+            StepFigure(
+                meaning=("samples_per_s", "samples/s", "higher"),
+                convention=f"{_SINCE}, of all devices",
+                form=_THREE,
+                is_whole=True,
+            ),
+        ),
+    },
+    mark=re.compile(r"\biter time \(s\): +\d"),
+    ignored=frozenset({"steps", "step", "eta"}),
+)
+_TIMED = frozenset({"step_time_ms", "samples_per_s"})
+_STAMPED = re.compile(r"\bstep=(?P<step>\d{1,18}), skipped=")  # The line above a report.
+_VERSION = re.compile(r"\bDeepSpeed info: version=(\d+)\.(\d+)\.(\d+)")
 
 
 def timers_in(source: Source) -> LogFigures:
@@ -89,7 +128,63 @@ def timers_in(source: Source) -> LogFigures:
     if found.rows:
         found.notes.insert(0, "timers are named by report: not every one says its step")
     found.add(found_in(source, _RATES))
+    found.add(_pipeline(source))
     return found
+
+
+def _pipeline(source: Source) -> LogFigures:
+    """Return the figures of the pipeline engine; refuse times that the log contradicts, and the rates of them."""
+    found = found_in(source, _PIPELINE)
+    lines: dict[int, dict[str, ImportedRow]] = {}
+    for row in found.rows:
+        lines.setdefault(row.line, {})[row.metric] = row
+    wrong = dict.fromkeys(lines, _why_no_time(source, list(lines.values()), found.notes))
+    for line, printed in lines.items():
+        if not wrong[line] and printed.keys() >= _TIMED:
+            time, rate = float(printed["step_time_ms"].printed), float(printed["samples_per_s"].printed)
+            low, high = ((time + sign * 5e-4) * (rate + sign * 5e-4) for sign in (-1, 1))
+            if math.floor(high) < max(low, 1):
+                wrong[line] = f"time x rate is {time * rate:.3g}, not a whole batch: a number was cut or changed"
+    rows, found.rows = found.rows, []
+    for row in rows:
+        if row.metric in _TIMED and wrong[row.line]:
+            found.refuse(row.line, f"{row.name}: {row.metric}: {row.printed}", wrong[row.line])
+        else:
+            found.rows.append(row)
+    return found
+
+
+def _why_no_time(source: Source, reports: Sequence[Mapping[str, ImportedRow]], notes: list[str]) -> str:
+    """Return why the times of the reports are none, by version or time stamps; empty if they are, or without either."""
+    version = next((match for line in source.lines if (match := _VERSION.search(line))), None)
+    release = tuple(int(part) for part in version.groups()) if version else (0,)
+    if (0, 6, 2) <= release <= (0, 6, 3):
+        return "DeepSpeed 0.6.2 and 0.6.3 print milliseconds as seconds, and a rate of them"
+    timed = [rows["step_time_ms"] for rows in reports if "step_time_ms" in rows]
+    stamps: dict[int, float | None] = {}  # By line of a report: the time of the line above that names the same step.
+    latest: dict[str, float | None] = {}
+    steps_at = {row.line: row.settings["step"] for row in timed}
+    for number, line in enumerate(split_lines(source.text), start=1):
+        if match := _STAMPED.search(line):
+            latest[match["step"]] = seconds(line, line[match.start() :])
+        if number in steps_at:
+            stamps[number] = latest.get(steps_at[number])
+    ratios, steps = [], []
+    for one, row in itertools.pairwise(timed):
+        begin, end, count = stamps[one.line], stamps[row.line], int(row.settings["step"]) - int(one.settings["step"])
+        steps += [count] if count > 0 else []
+        if begin is not None and end is not None and end > begin and count > 0:
+            ratios.append(row.value / 1e3 * count / (end - begin))
+    ratio, often = (statistics.median(ratios) if ratios else 0.0), (statistics.median(steps) if steps else 1)
+    one_in = f"DeepSpeed before 0.5.7 prints the time of one step over the {often:g} steps since the last report"
+    if often > 1 and ((0,) < release < (0, 5, 7) or 1 / _STAMPS_OFF < ratio * often < _STAMPS_OFF):
+        return f"{one_in}; the time stamps give {1 / ratio:.3g} times the time" if ratio else one_in
+    if ratio > _STAMPS_OFF:
+        cause = "lines of another log may be mixed in" if ratio < 100 else "0.6.2 and 0.6.3 print milliseconds"
+        return f"the times are {ratio:.3g} times those of the time stamps: {cause}"
+    if timed and not ratios and not version:
+        notes.append("neither version nor time stamps confirm iter time (s), which some versions print wrongly")
+    return ""
 
 
 def _breakdowns(source: Source) -> Iterator[StepLine]:
@@ -144,6 +239,7 @@ _COUNTS = ("world size", "data parallel size", "batch size per GPU")
 _ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per (?:GPU|device)")
 
 
+_STAMPS_OFF = 1.2  # Largest ratio of a time to that of the time stamps.
 _SAMPLES_OFF = 0.01  # Relative tolerance: the latency is printed with three to five digits.
 
 
@@ -160,7 +256,7 @@ def all_figures(source: Source) -> LogFigures:
 def has_any(source: Source) -> bool:
     """Return whether DeepSpeed printed something in a file."""
     return _PROFILER in source.text or any(
-        any_line(source.lines, mark) for mark in (deepspeed_comms.LOGGER, _BREAKDOWN, _RATES.mark)
+        any_line(source.lines, mark) for mark in (deepspeed_comms.LOGGER, _BREAKDOWN, _RATES.mark, _PIPELINE.step)
     )
 
 
@@ -268,7 +364,7 @@ class _Profile:
 
 FORMAT = Format(
     name="deepspeed",
-    about="DeepSpeed's timers, FLOPs profiler and communication logger",
+    about="DeepSpeed's timers, pipeline engine, FLOPs profiler and communication logger",
     recognises=has_any,
     read=lambda source: imported(source, all_figures(source)),
     options=("run",),

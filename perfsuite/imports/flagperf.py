@@ -1,4 +1,4 @@
-"""FlagPerf: the FINISHED event of a training log, and the result lines of base cases.
+"""FlagPerf: the FINISHED event of a training log, and the result lines of base cases and operators.
 
 Base cases in PyTorch print a line per rank and unit; the vendors' toolkits print a line without a rank. Conventions
 differ per name. The intra-server bandwidth of PyTorch, NVIDIA and MTT is busbw doubled ("bidirectional"). The
@@ -94,7 +94,8 @@ class _Result:
 
 def _read(source: Source) -> Imported:
     aside = LogFigures()
-    rows = [*_events(source, aside), *_base(source, list(_results(source, aside)), aside)]
+    rows = [*_events(source, aside), *_operators(source, aside)]
+    rows += _base(source, list(_results(source, aside)), aside)
     if not rows and not aside.refused:
         raise source.fault(1, "no FINISHED event and no [FlagPerf Result]: the run did not end", "give a whole log")
     return source.imported(rows, refused=aside.refused, notes=[*aside.notes, *aside.counted()])
@@ -105,6 +106,48 @@ def _parts(source: Source) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(source.lines, start=1):
         if "[FlagPerf Result]" in line or "[PerfLog]" in line:
             yield from ((number, part) for part in _TAG.split(line) if part.startswith("["))
+
+
+# Operators.
+
+_OPERATOR = re.compile(r"\[FlagPerf Result\]\s*Operation (?P<name>\S+) in (?P<library>\S+) at (?P<dtype>\w+):\s*$")
+_FLOAT = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_TIMED = re.compile(
+    rf"\[FlagPerf Result\]\s*(?P<kind>cpu|kernel)time=(?P<time>{_FLOAT}) us, throughput=(?P<rate>{_FLOAT}) op/s, "
+    rf"equals to (?P<tflops>{_FLOAT}) TFLOPS\s*$"
+)
+_OF_OPERATOR = re.compile(r"\[FlagPerf Result\]\s*(?:Operation |(?:cpu|kernel)time=|FLOPS util|Correctness|First time)")
+_KINDS = {
+    "cpu": ("latency_us", "flagperf: host time of back-to-back calls"),
+    "kernel": ("kernel_us", "flagperf: median on the device"),
+}
+
+
+def _operators(source: Source, aside: LogFigures) -> list[ImportedRow]:
+    """Return the times of operators (operation/benchmarks/drivers/calculate.py, 1b5a030); backward is 3 x FLOPs."""
+    rows: list[ImportedRow] = []
+    name, dtype, begin = "", "", 0
+    for number, part in _parts(source):
+        if match := _OPERATOR.match(part):
+            name, dtype, begin = f"{match['name']} in {match['library']}", match["dtype"].lower(), len(rows)
+        elif part.rstrip().endswith("Reference: False"):
+            aside.refuse(
+                number, part, f"the result of {name} is wrong, so its {len(rows) - begin} figures are left out"
+            )
+            del rows[begin:]
+        elif _OF_OPERATOR.match(part) and "time=" in part[:40]:
+            match = _TIMED.match(part)
+            time, rate = (float(match["time"]), float(match["rate"])) if match else (0.0, 0.0)
+            if match is None or not name or abs(time * rate - 1e6) > 0.005 * rate + 1:
+                aside.refuse(number, part, "not the time of one operation, its rate and TFLOPS: the line was cut")
+                continue
+            metric, how = _KINDS[match["kind"]]
+            figures: dict[Meaning, str] = {(metric, "us", "lower"): match["time"]}
+            if match["kind"] == "kernel" and float(match["tflops"]):
+                figures["tflops_per_device", "TFLOPS", "higher"] = match["tflops"]
+            for meaning, text in figures.items():
+                rows.append(source.row(number, name, meaning, float(text), printed=text, convention=how, dtype=dtype))
+    return rows
 
 
 # Training: the FINISHED event.
@@ -181,31 +224,22 @@ def _training(
 
 def _results(source: Source, aside: LogFigures) -> Iterator[_Result]:
     for number, part in _parts(source):
-        if not part.startswith("[FlagPerf Result]"):
+        if not part.startswith("[FlagPerf Result]") or _OF_OPERATOR.match(part):
             continue
         match = _RESULT.fullmatch(part)
-        if match is None:
-            aside.refuse(
-                number, part[:120], "not one name, figure and unit: cut, or joined with another; copy the log again"
-            )
-            continue
-        name, unit = match["name"], match["unit"]
+        name, unit = (match["name"], match["unit"]) if match else ("", "")
         family = next((row for row in _FAMILIES if re.search(row[0], name)), None)
-        if family is None:
-            aside.refuse(
-                number, part[:120], f"{name} is not a result of FlagPerf's base cases; its meaning is not known"
-            )
+        if match is None:
+            why = "not one name, figure and unit: cut, or joined with another; copy the log again"
+        elif family is None:
+            why = f"{name} is not a result of FlagPerf's base cases; its meaning is not known"
         elif not unit or unit not in family[2]:
             reason = f"its unit {unit!r} does not fit" if unit else "its unit is missing"
-            aside.refuse(number, part[:120], f"{name}: {reason}; it may be {', '.join(family[2])}")
+            why = f"{name}: {reason}; it may be {', '.join(family[2])}"
         elif not _is_figure(match["value"]):
-            aside.refuse(number, part[:120], f"{name} is {match['value']}, not a number above 0; run again")
+            why = f"{name} is {match['value']}, not a number above 0; run again"
         elif match["chips"] not in (None, "'s "):
-            aside.refuse(
-                number,
-                part[:120],
-                "twice the figure that the line of the rank has (two chips, or both directions); use that line",
-            )
+            why = "twice the figure that the line of the rank has (two chips, or both directions); use that line"
         else:
             blank = bool(match["blank"])
             scale = 1.0 if blank and unit == "GB" else family[2][unit]  # tsingmicro divides by 1024
@@ -214,6 +248,8 @@ def _results(source: Source, aside: LogFigures) -> Iterator[_Result]:
                 line=number, rank=rank, name=name, text=match["value"], unit=unit, blank=blank,
                 meaning=family[1], scale=scale,
             )  # fmt: skip
+            continue
+        aside.refuse(number, part[:120], why)
 
 
 def _is_figure(text: str) -> bool:
@@ -357,7 +393,7 @@ def _of_toolkit(result: _Result, algbw: _Result | None) -> _Converted | str:
 
 FORMAT = Format(
     name="flagperf",
-    about="FlagPerf training logs ([PerfLog]) and base results ([FlagPerf Result])",
+    about="FlagPerf training logs ([PerfLog]), base results and operators ([FlagPerf Result])",
     recognises=lambda source: any("[PerfLog] {" in line or "[FlagPerf Result]" in line for line in source.lines),
     read=_read,
     options=("ranks_per_node",),

@@ -33,48 +33,82 @@ _STAGE = re.compile(r"^\s*(?P<stage>(?:Pretrain|Finetune) stage)\s*$")  # Of lla
 _TIMER = re.compile(r"global_step=(\d+),\s*RunningAvgSamplesPerSec=(\S+?),\s*CurrSamplesPerSec=(\S+?),(?!\d)")
 
 
+_PROGRESS = re.compile(r"SamplesPerSec=|\bStep \d+/\d+, Loss: ")
+"""Lines of steps; each node prints the figures at the end, and no steps follow between two nodes."""
+
+
 def _read(source: Source) -> Imported:
     refused: list[Refused] = []
-    rows = [*_ends(source, refused), *_timers(source)]
-    if not any(row.metric == "tokens_per_s_per_device" for row in rows):
-        raise source.fault(1, "no line 'Tokens/p/s: ': no epoch ended", "give the log of a run that ended")
+    notes: list[str] = []
+    rows = [*_ends(source, refused, notes), *_timers(source)]
     epochs = sum(row.metric == "tokens_per_s_per_device" for row in rows)
-    return source.imported(rows, refused=refused, notes=[plural(epochs, "epoch")])
+    if not epochs:
+        raise source.fault(1, "no line 'Tokens/p/s: ': no epoch ended", "give the log of a run that ended")
+    return source.imported(rows, refused=refused, notes=[plural(epochs, "epoch"), *notes])
 
 
-def _ends(source: Source, refused: list[Refused]) -> Iterator[ImportedRow]:
-    """Yield the figures at the end of epochs; a peak applies to the figures after it."""
-    epoch, peak, stage, tokens = 1, "", "", 0.0
-    seen: set[str] = set()
-    is_finetuning = any("avg_iter_time(s):" in line for line in source.lines)
-    for number, line in enumerate(source.lines, start=1):
-        if begin := _STAGE.match(line):
-            stage = begin["stage"].lower()
-        match = _PRINTED.search(line)
+def _reports(source: Source, refused: list[Refused]) -> Iterator[tuple[int, str, dict[str, tuple[int, str]]]]:
+    """Yield the figures at the end of epochs by name, after the number of steps before them and their stage."""
+    reports: dict[str, dict[str, tuple[int, str]]] = {}  # Of each rank or host in the prefix of lines.
+    steps, stage = 0, ""
+    for line in source.labelled:
+        if begin := _STAGE.match(line.text):
+            stage, steps = begin["stage"].lower(), steps + 1
+        steps += _PROGRESS.search(line.text) is not None
+        match = _PRINTED.search(line.text)
         if match is None:
             continue
-        name, text = match["name"], match["value"]
-        if name in seen:  # the next epoch
-            epoch, peak, seen = epoch + 1, "", set()
-        seen.add(name)
-        value = source.number(number, text, name)
-        if name == "Theory TFLOPS":
-            peak = text
+        if match["value"].startswith("-"):
+            why = "below 0: this node prints no step time; use the log of the node that does"
+            refused.append(Refused(line=line.number, text=line.text.strip(), why=why))
             continue
-        if name == "System tokens per second" and is_finetuning:
-            refused.append(Refused(line=number, text=line.strip(), why="the tokens of a step, not of a second"))
+        report = reports.setdefault(line.label, {})
+        if not report or match["name"] in report:
+            report = reports[line.label] = {}
+            yield steps, stage, report
+        report[match["name"]] = (line.number, match["value"])
+
+
+def _ends(source: Source, refused: list[Refused], notes: list[str]) -> Iterator[ImportedRow]:
+    """Yield the figures at the end of epochs; nodes that end the same epoch count once."""
+    is_finetuning = any("avg_iter_time(s):" in line for line in source.lines)
+    reports = list(_reports(source, refused))
+    nodes, epoch, last = 0, 0, -1
+    is_unknown = len(reports) > 1 and not any(steps for steps, *_ in reports)
+    for steps, stage, report in reports:
+        if steps == last and not is_unknown:
+            nodes += 1
             continue
-        tokens = value if name == "Tokens/p/s" else tokens
-        meaning, scale, how = _FIGURES[name]
-        count = "2 or 6 operations per parameter and token over a peak that the log does not state"
-        if peak and tokens:
-            operations = value * float(peak.replace(",", "")) * 1e3 / tokens
-            count = f"{operations:.4g}e9 operations a token over the stated peak"
-        how = how.format(count)
-        settings = {"epoch": str(epoch), **({"stated_peak_tflops": peak} if peak else {})}
-        yield source.row(
-            number, stage or f"epoch {epoch}", meaning, scale * value, printed=text, convention=how, settings=settings
-        )
+        epoch, last = epoch + 1, steps
+        peak = report.get("Theory TFLOPS", (0, ""))[1]
+        figures = {name: source.number(number, text, name) for name, (number, text) in report.items()}
+        tokens = figures.get("Tokens/p/s", 0.0)
+        for name, (number, text) in report.items():
+            if name == "Theory TFLOPS":
+                continue
+            if name == "System tokens per second" and is_finetuning:
+                why = "the tokens of a step, not of a second"
+                refused.append(Refused(line=number, text=f"{name}: {text}", why=why))
+                continue
+            meaning, scale, how = _FIGURES[name]
+            count = "2 or 6 operations per parameter and token over a peak that the log does not state"
+            if peak and tokens:
+                operations = figures[name] * float(peak.replace(",", "")) * 1e3 / tokens
+                count = f"{operations:.4g}e9 operations a token over the stated peak"
+            noun = "report" if is_unknown else "epoch"
+            yield source.row(
+                number,
+                stage or f"{noun} {epoch}",
+                meaning,
+                scale * figures[name],
+                printed=text,
+                convention=how.format(count),
+                settings={noun: str(epoch), **({"stated_peak_tflops": peak} if peak else {})},
+            )
+    if nodes:
+        notes.append(f"{plural(nodes, 'report')} of other nodes for the same epochs left out")
+    if is_unknown:
+        notes.append("the log has no lines of steps: its reports may be of epochs, nodes or runs")
 
 
 def _timers(source: Source) -> Iterator[ImportedRow]:

@@ -3,8 +3,8 @@
 Removed are labels of ranks and hosts (srun, mpirun, torchrun, pdsh, docker compose, Ray), time stamps (kubectl, GitHub
 Actions, GitLab, Jenkins, Python's logging), severity levels and colour codes, including codes that lost their ESC.
 
-A repeated step is of another rank, or of a resumed run. A new run begins if a rank prints an earlier step, repeats a
-step later, or prints an earlier time. Ranks print the same step within seconds; no program starts that fast.
+A repeated step is of another rank, or of a resumed run. A new run begins if a rank prints an earlier step or epoch,
+repeats a step later, or prints an earlier time. Ranks print the same step within seconds; no program starts that fast.
 """
 
 from __future__ import annotations
@@ -138,17 +138,25 @@ def seconds(line: str, text: str) -> float | None:
     return since.total_seconds() + float(f"0.{fraction or 0}")
 
 
+Place = tuple[int, int]  # Epoch and step; the epoch is 0 if the step is of the run.
+
+
+def _said(place: Place) -> str:
+    epoch, step = place
+    return f"step {step} of epoch {epoch}" if epoch else f"step {step}"
+
+
 @dataclass(kw_only=True)
 class Runs:
     """The runs of a log, in the order of its lines."""
 
     count: int = 1
     notes: list[str] = field(default_factory=list)
-    _seen: dict[int, tuple[float | None, str, dict[str, float]]] = field(default_factory=dict)
+    _seen: dict[Place, tuple[float | None, str, dict[str, float]]] = field(default_factory=dict)
     """Time and text of each step, and the metrics that were taken from its lines; NaN for a refused one."""
-    _last: dict[str, tuple[int, float | None]] = field(default_factory=dict)  # Last step and time of each rank.
+    _last: dict[str, tuple[Place, float | None]] = field(default_factory=dict)  # Last step and time of each rank.
 
-    def enter(self, line: int, step: int, rank: str, time: float | None, text: str) -> tuple[dict[str, float], bool]:
+    def enter(self, line: int, step: Place, rank: str, time: float | None, text: str) -> tuple[dict[str, float], bool]:
         """Return the metrics taken from the step, and whether the line is its first; begin a new run if necessary."""
         if why := self._why_new(step, rank, time, text):
             self.count += 1
@@ -159,21 +167,21 @@ class Runs:
         self._last[rank] = (step, time)
         return metrics, is_first
 
-    def _why_new(self, step: int, rank: str, time: float | None, text: str) -> str:
+    def _why_new(self, step: Place, rank: str, time: float | None, text: str) -> str:
         (seen_s, seen_text, _), last = self._seen.get(step, (None, text, {})), self._last.get(rank)
         later = None if seen_s is None or time is None else time - seen_s
         if last is None:
             is_later = later is not None and later > _OTHER_S
-            return f"step {step} comes again {later:.0f} s later" if is_later else ""
+            return f"{_said(step)} comes again {later:.0f} s later" if is_later else ""
         last_step, last_time = last
         if later is not None and abs(later) <= _SAME_S:
             return ""
         if step < last_step:
-            return f"step {step} follows step {last_step}"
+            return f"{_said(step)} follows {_said(last_step)}"
         if step == last_step and later is not None and later > _AGAIN_S:
-            return f"step {step} comes again {later:.0f} s later"
+            return f"{_said(step)} comes again {later:.0f} s later"
         is_again = step == last_step and rank.isdigit() and seen_text != text and time is None
         back = last_time - time if time is not None and last_time is not None else 0.0
         if is_again:
-            return f"rank {rank} prints step {step} again"
+            return f"rank {rank} prints {_said(step)} again"
         return f"the time goes back by {back:.0f} s" if back > _BACK_S else ""

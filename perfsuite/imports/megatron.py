@@ -98,7 +98,8 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
 }
 PROGRAM = StepProgram(
     step=re.compile(
-        r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d{1,18})/\s*\d+\s*\|"
+        r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*|\bepoch (?P<epoch>\d{1,9}), )?"
+        r"\biteration\s+(?P<step>\d{1,18})/\s*\d+\s*\|"
         r"(?=(?:(?!\biteration\b).)*?\bglobal_step:\s*(?P<whole>\d{1,18})\s*\||)"  # NeMo's iteration is of an epoch
     ),
     fields=re.compile(r"(?P<name>[A-Za-z][^|:]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
@@ -112,7 +113,9 @@ PROGRAM = StepProgram(
     },
 )
 _BAR = StepProgram(
-    step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d{1,18})/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
+    step=re.compile(
+        r"(?:\b|\^M)Epoch (?P<epoch>\d{1,9}):[^\[]*?\s(?P<step>\d{1,18})(?:/\d+|it) \[(?=[^\]]*\breduced_train_loss=)"
+    ),
     fields=re.compile(
         r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*(?:,\d[^,\]]*)*)(?:\.0(?=,))?(?P<end>[,\]]|$)"
     ),
@@ -120,7 +123,7 @@ _BAR = StepProgram(
     mark=re.compile(r"\btrain_step_timing in s="),
     ignored=frozenset({"global_step", "v_num"}),
 )
-"""NeMo's progress bar; the bar counts the steps exactly, while its global_step has three digits."""
+"""NeMo's progress bar; the bar counts the steps of an epoch exactly, while its global_step has three digits."""
 _BRIDGE = re.compile(r"\bStep Time : (?P<time>[\d.]+s) GPU utilization: (?P<rate>[\d.]+ ?(?:MODEL_)?TFLOP/s/GPU)\s*$")
 _BRIDGE_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "time": (StepFigure(meaning=_STEP_MS, convention="megatron-bridge: printed in s", form="@s", scales={"": 1e3}),),

@@ -336,7 +336,8 @@ def _why_refused(cells: Sequence[str], names: Sequence[str], texts: Sequence[str
     if 2 * numbers < len(cells):
         return _MESSAGE
     if len(cells) != len(names):
-        return f"the row has {len(cells)} columns, not {len(names)}: it is cut; remove it, or run again"
+        what = "it" if len(cells) < len(names) else "the line of column names"
+        return f"the row has {len(cells)} columns, not {len(names)}: {what} is cut; remove it, or run again"
     for cell, name in zip(cells, names, strict=True):
         if name in texts:
             continue

@@ -21,7 +21,7 @@ from perfsuite.imports.row import Imported, ImportedRow, LogFigures, Meaning, So
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
-_OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
+_OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation|val loss)\b")
 """Words of other phases, also if another line was printed between them and the step."""
 _LONGEST = 20_000  # Most characters of a line of steps.
 _RANKS_APART = 1.2  # Largest ratio of a time or rate of one step between ranks of one program.
@@ -65,6 +65,7 @@ class StepLine:
     name: str  # Subject of the figures.
     fields: tuple[StepField, ...]
     step: int | None = None  # None for a line without a step.
+    epoch: int = 0  # Epoch in which ``step`` counts; 0 also if ``step`` is of the run.
     rank: str = ""
     time: float | None = None
     text: str = ""
@@ -77,7 +78,8 @@ class StepProgram:
     step: re.Pattern[str]
     """Beginning of a step; groups ``step`` and, if the word before may name another phase, ``phase``.
 
-    A group ``whole`` is the step of the run if ``step`` may be of an epoch.
+    A group ``whole`` is the step of the run if ``step`` may be of an epoch, a group ``epoch`` that epoch. A group
+    ``micro`` matches if the line counts micro-steps.
     """
     fields: re.Pattern[str]  # A field: groups ``name`` and ``value``, and ``end`` for the text after every field.
     figures: Mapping[str, Sequence[StepFigure]]
@@ -151,13 +153,17 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
                 phases[phase] += 1
                 continue
             below_step = line.number + 1
-            step = int(match.groupdict().get("whole") or match["step"])
+            groups = match.groupdict()
+            step = int(groups.get("whole") or match["step"])
+            epoch = 0 if groups.get("whole") else int(groups.get("epoch") or 0)
+            noun = "micro-step" if groups.get("micro") else program.noun
             text = line.text[match.start() : after.start() if after else None].rstrip()
             yield StepLine(
                 line=line.number,
-                name=f"{program.noun} {step}",
+                name=f"epoch {epoch} {noun} {step}" if epoch else f"{noun} {step}",
                 fields=tuple(fields_of(text, program.fields)),
                 step=step,
+                epoch=epoch,
                 rank=line.label,
                 time=seconds(raw[line.number - 1], line.text[match.start() :]),
                 text=text,
@@ -245,9 +251,11 @@ class _Reader:
         taken: dict[str, float] = {}
         is_first, name = True, line.name
         if line.step is not None:
-            taken, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
+            at = (line.epoch, line.step)
+            taken, is_first = self._runs.enter(line.line, at, line.rank, line.time, line.text)
             self._steps.add((self._runs.count, name))
         settings = {} if line.step is None else {"step": str(line.step), "run": str(self._runs.count)}
+        settings |= {"epoch": str(line.epoch)} if line.epoch else {}
         settings |= {
             self._settings[one.name]: one.value
             for one in line.fields
