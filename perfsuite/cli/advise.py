@@ -18,9 +18,9 @@ from perfsuite.models.decoder import Decoder
 from perfsuite.projection.advisor import Advice, Candidate, advise, case_of, described, difference_error, job_of
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
-from perfsuite.projection.layout import Layout
 from perfsuite.projection.softwares import OWN
 from perfsuite.projection.step import project, require_figures
+from perfsuite.reports.document import grouped
 from perfsuite.reports.layout import lay_out
 
 _MEASURED = 3  # Layouts whose cases are printed.
@@ -124,9 +124,7 @@ def _seconds(named: tuple[str, Candidate]) -> float:
 
 def _once(candidates: Iterable[Candidate]) -> list[tuple[str, Candidate]]:
     """Return pairs of description and candidate; layouts that differ only in sharding and take as long are one pair."""
-    alike: dict[tuple[Layout, float], list[Candidate]] = {}
-    for one in candidates:
-        alike.setdefault((dataclasses.replace(one.layout, sharding="none"), one.step.seconds), []).append(one)
+    alike = grouped(((dataclasses.replace(one.layout, sharding="none"), one.step.seconds), one) for one in candidates)
     return [
         (described(first.layout, [one.layout.sharding for one in (first, *rest)]), first)
         for first, *rest in alike.values()

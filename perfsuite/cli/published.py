@@ -32,7 +32,7 @@ from perfsuite.published.recipes import Recipe, why_none
 from perfsuite.published.recipes.recipe import DEVICES_PER_NODE
 from perfsuite.published.records import ROLES, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.record.workload import Workload
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.tables.grids import markdown
 from perfsuite.reports.tables.report import LABELS
@@ -340,9 +340,7 @@ def _name(row: PublishedRun) -> str:
 
 def cases_grids(records: Sequence[RowCase]) -> Iterator[Grid]:
     """Yield a table per published table and platform: line, row, ranks, case, and the reason of a skip."""
-    groups: dict[tuple[str, str, str], list[RowCase]] = {}
-    for record in records:
-        groups.setdefault((table_of(record.row), record.platform, record.title), []).append(record)
+    groups = grouped(((table_of(record.row), record.platform, record.title), record) for record in records)
     for (table, platform, title), members in groups.items():
         rows = [("line", "row", "published for", "ranks", "case", "skipped there because")]
         rows += [

@@ -150,8 +150,7 @@ def _in_full(record: RunRecord, show: str, width: int) -> Iterator[str]:
     if record.projections:
         from perfsuite.reports.projected import projected_grids
 
-        parameters = {case: one.parameters for case, one in record.projections.items()}
-        yield from (*grid_lines(projected_grids(record.projections, record.results, parameters), width), "")
+        yield from (*grid_lines(projected_grids(record.projections, record.results), width), "")
 
 
 SHOW = Command(

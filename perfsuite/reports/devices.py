@@ -11,7 +11,7 @@ from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.describe import held_down_elsewhere
 from perfsuite.record.result import Measurement, RankFacts, Result
 from perfsuite.record.step import DeviceLook
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.statistics.robust import median
 
 POWER_CAPPED_S = 2.0
@@ -27,7 +27,7 @@ def throttled_lines(results: Iterable[Result]) -> list[str]:
 
 def _throttled(case: str, measurement: Measurement) -> list[str]:
     lines = []
-    for device, looks in _by_device(measurement.looks).items():
+    for device, looks in grouped((look.device, look) for look in measurement.looks).items():
         reasons = Counter(reason for look in looks for reason in look.throttle or ())
         if reasons:
             held = sum(bool(look.throttle) for look in looks)
@@ -67,17 +67,10 @@ def sustained_lines(results: Iterable[Result]) -> list[str]:
             f"{result.case}: {plural(len(times), 'sample')}, median of the first third {format_seconds(first_s)}, "
             f"of the last {format_seconds(last_s)} ({last_s / first_s - 1:+.1%})"
         )
-        for device, looks in _by_device(measurement.looks).items():
+        for device, looks in grouped((look.device, look) for look in measurement.looks).items():
             courses = "".join(_course(looks, *reading) for reading in _READINGS)
             lines.append(f"  device {device}{courses or ': nothing can be read (perfsuite env says what is missing)'}")
     return lines
-
-
-def _by_device(looks: Iterable[DeviceLook]) -> dict[int, list[DeviceLook]]:
-    devices: dict[int, list[DeviceLook]] = {}
-    for look in looks:
-        devices.setdefault(look.device, []).append(look)
-    return devices
 
 
 def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> str:

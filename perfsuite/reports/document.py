@@ -6,7 +6,7 @@ markup, so a section cannot forget to escape a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -173,6 +173,7 @@ MOST_ROWS = 60
 """Maximum rows of a table; the others are under All cases."""
 MOST_BARS = 16
 """Maximum rows of a chart."""
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
@@ -210,6 +211,18 @@ def spread_out(members: Sequence[T], most: int = MOST_BARS) -> list[T]:
     if len(members) <= most:
         return list(members)
     return [members[round(index * (len(members) - 1) / (most - 1))] for index in range(most)]
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the values of each key, in order of appearance.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def left_out(shown: int, there: int) -> str:

@@ -6,7 +6,6 @@ A disturbed figure is marked ``~``, has no share of a peak, and is neither a til
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from perfsuite.metrics.disturbance import disturbance, is_oversubscribed
 from perfsuite.metrics.spec import LAUNCH_BOUND, devices_used, on_every_device
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.devices import burst
-from perfsuite.reports.document import Tile
+from perfsuite.reports.document import Tile, grouped
 from perfsuite.reports.ids import short_name, test_of
 from perfsuite.reports.scaling import Scaling, scalings
 
@@ -139,12 +138,8 @@ def best(pairs: Iterable[tuple[str, Figure | None]]) -> list[tuple[str, Figure]]
 
     A disturbed figure, and one without a peak such as that of a cache, is taken only if there is no other.
     """
-    named: dict[str, list[Figure]] = defaultdict(list)
-    for name, figure in pairs:
-        if figure is not None:
-            named[name].append(figure)
     found: dict[str, Figure] = {}
-    for name, figures in named.items():
+    for name, figures in grouped((name, figure) for name, figure in pairs if figure is not None).items():
         figures.sort(key=lambda figure: -figure.value)
         with_peak = [one for one in figures if one.result.peak(one.name) is not None] or figures
         found[name] = next((one for one in with_peak if not one.is_disturbed), with_peak[0])
@@ -199,9 +194,7 @@ def _mfu(rate: Figure) -> str:
 
 def _scaling(results: Sequence[Result]) -> _Parts:
     """A part for each series, the longest first; doubtful series are counted and left out."""
-    series: dict[tuple[str, ...], list[Scaling]] = defaultdict(list)
-    for scaling in scalings(results).values():
-        series[scaling.point.series].append(scaling)
+    series = grouped((scaling.point.series, scaling) for scaling in scalings(results).values())
     doubts = {key: next((one.doubt for one in members if one.doubt), "") for key, members in series.items()}
     sound = sorted((series[key] for key, doubt in doubts.items() if not doubt), key=lambda members: -len(members))
     texts: Iterable[str] = map(_series, sound)

@@ -21,6 +21,7 @@ from perfsuite.record.describe import amount, change_in_words, foreign_line
 from perfsuite.record.result import Measurement, RankFacts, Result, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import FAILING, GateSettings, Verdict
+from perfsuite.reports.document import grouped
 from perfsuite.reports.pairs import pair_matrices
 
 FEWEST_CASES = 5
@@ -243,9 +244,7 @@ def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
             slowest, excess = _slowest(ranks, measurement)
             places[names].append((names[slowest], result.case, excess))
     for names, members in places.items():
-        counts: dict[str, list[tuple[float, str]]] = defaultdict(list)
-        for name, case, excess in members:
-            counts[name].append((excess, case))
+        counts = grouped((name, (excess, case)) for name, case, excess in members)
         name, own = max(counts.items(), key=lambda item: len(item[1]))
         excess = statistics.median(excess for excess, _ in own)
         often = len(own) >= FEWEST_CASES and len(own) >= _LEAST_SHARE * len(members)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfsuite.base.units import GIB, plural
@@ -60,19 +60,14 @@ class Beside:
         )
 
 
-def beside(
-    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> tuple[Beside, ...]:
-    """Return a row per case for its step time, and one for each published metric of it.
-
-    ``parameters`` has the parameters of every projected case, by its id.
-    """
+def beside(projections: Mapping[str, Projected], results: Mapping[str, Result]) -> tuple[Beside, ...]:
+    """Return a row per case for its step time, and one for each published metric of it."""
     rows = []
     for case, one in projections.items():
         if one.reason:
             continue
         binding = f"{one.binding} {100 * one.seconds.get(one.binding, 0.0) / one.step_time_s:.0f} %"
-        figures = lookup(one.platform, _WORKLOAD, parameters.get(case, {}), one.world_size)
+        figures = lookup(one.platform, _WORKLOAD, one.parameters, one.world_size)
         names = [_STEP, *dict.fromkeys(figure.metric for figure in figures if figure.metric != _STEP)]
         for name in names:
             value = one.value(name)
@@ -101,13 +96,11 @@ def beside(
     return tuple(dict.fromkeys(rows))  # two tables of a report may have one figure
 
 
-def projected_grids(
-    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> list[Grid]:
+def projected_grids(projections: Mapping[str, Projected], results: Mapping[str, Result]) -> list[Grid]:
     """Return a table of all figures with remarks; empty without projections."""
     if not projections:
         return []
-    rows = tuple(row.cells for row in beside(projections, results, parameters))
+    rows = tuple(row.cells for row in beside(projections, results))
     title = "projected: estimated figures, none of them measured"
     return [Grid(title=title, columns=_COLUMNS, rows=rows, notes=tuple(remarks(projections)))]
 
@@ -115,9 +108,8 @@ def projected_grids(
 def remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
     """Yield the sources of projections, their flags, and the reasons of missing ones, with counts."""
     projected = [one for one in projections.values() if not one.reason]
-    for (regime, source, calibration), count in Counter(
-        (one.regime, one.band_source, one.calibration) for one in projected
-    ).items():
+    sources = Counter((one.regime, one.band_source, one.calibration) for one in projected)
+    for (regime, source, calibration), count in sources.items():
         parts = ", ".join(part for part in (f"regime {regime}", f"band {source}", calibration) if part)
         yield f"{plural(count, 'case')}: {parts}"
     for flag, count in Counter(flag for one in projected for flag in one.flags).most_common():
@@ -126,9 +118,7 @@ def remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
         yield f"{plural(count, 'case')} not projected: {reason}"
 
 
-def as_json(
-    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> Sequence[Mapping[str, object]]:
+def as_json(projections: Mapping[str, Projected], results: Mapping[str, Result]) -> list[Mapping[str, object]]:
     """Return the rows as JSON objects."""
     return [
         {
@@ -137,7 +127,7 @@ def as_json(
             "projected_to_measured": None if not row.measured else row.projected / row.measured,
             "projected_to_published": None if not row.published else row.projected / row.published,
         }
-        for row in beside(projections, results, parameters)
+        for row in beside(projections, results)
     ]
 
 

@@ -10,7 +10,7 @@ from perfsuite.base.units import plural
 from perfsuite.metrics.disturbance import disturbance
 from perfsuite.metrics.spec import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.reports.ids import name_of, without_ranks
 
 
@@ -92,18 +92,15 @@ def point_of(result: Result) -> Point | None:
 
 def scale(points: Iterable[Point]) -> dict[str, Scaling]:
     """Return the scaling of every point of a series with several numbers of ranks, by node id; the base has 1."""
-    series: dict[tuple[str, ...], list[Point]] = {}
-    for point in points:
-        series.setdefault(point.series, []).append(point)
     by_case: dict[str, Scaling] = {}
-    for members in series.values():
+    for members in grouped((point.series, point) for point in points).values():
         base = min(members, key=lambda point: point.ranks)
         if all(point.ranks == base.ranks for point in members):
             continue
         for point in sorted(members, key=lambda point: point.ranks):
             faster = speed_up(point.work, point.time_s, base.work, base.time_s)
             largest = max(members, key=lambda point: point.ranks)
-            ends = point if point is not base else largest  # the base has the kind of its series
+            ends = largest if point is base else point  # the base has the kind of its series
             by_case[point.case] = Scaling(
                 point=point,
                 base=base,

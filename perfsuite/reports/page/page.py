@@ -19,7 +19,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import visible
 from perfsuite.base.writing import write_file
 from perfsuite.reports.beside_others import OverTime
-from perfsuite.reports.document import Chart, Charts, Grid, Section, Words
+from perfsuite.reports.document import Chart, Charts, Grid, Section, Words, grouped
 from perfsuite.reports.ids import anchor_of, numbered
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts.look import MEASURED_PX, SHOWN_PX
@@ -201,9 +201,7 @@ def deep(value: Any, hide: Callable[[str], str] = str) -> Any:
 def _anchors(material: Material, sections: Sequence[Section]) -> Mapping[str, str]:
     """Return the anchor of each case in the table of all cases, without names that several cases have."""
     there = {row.anchor for section in sections for block in section.blocks for row in getattr(block, "rows", ())}
-    by_name: dict[str, list[str]] = {}
-    for case in material.cases:
-        by_name.setdefault(case.name, []).append(anchor_of(case.case, case.fingerprint))
+    by_name = grouped((case.name, anchor_of(case.case, case.fingerprint)) for case in material.cases)
     return {name: anchors[0] for name, anchors in by_name.items() if len(anchors) == 1 and anchors[0] in there}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from perfsuite.base.text import code_text, escaped, padded
 from perfsuite.base.units import GIB, readable_unit, significant
 from perfsuite.gate.physics import speed_up_violation
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.reports.ids import token_of, without_ranks
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
@@ -64,10 +64,8 @@ def grids_of(style: Style, material: ReportCases) -> Iterator[Grid]:
         rows += [case for case in material.cases if plain_id(case.case) in ids and case.case not in there]
         if not any(case.values for case in rows):
             continue
-        groups: dict[str, list[TableCase]] = {}
-        for case in rows:
-            group = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
-            groups.setdefault(str(group), []).append(case)
+        named = (one.settings.get(spec.per) or one.settings.get("kernel", "") if spec.per else "" for one in rows)
+        groups = grouped(zip(map(str, named), rows, strict=True))
         beside = shared_out(published, groups, spec.pair_by)
         for group in sorted({*groups, *beside}):
             title = f"{spec.title}: {group}" if group else spec.title

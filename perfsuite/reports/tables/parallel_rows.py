@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
@@ -14,22 +14,19 @@ from perfsuite.base.units import gb_per_s, significant
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import PublishedTable
 from perfsuite.record.step import Traffic
+from perfsuite.reports.document import grouped
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.strategies.traffic import Call
 
 
 def _grouped(cases: Iterable[TableCase], *names: str) -> list[list[TableCase]]:
     """Cases of one test function on one machine that have these settings in common."""
-    groups: dict[Hashable, list[TableCase]] = {}
-    for case in cases:
-        key = (
-            case.platform,
-            case.fingerprint,
-            case.case.partition("[")[0],
-            *(str(case.settings.get(name)) for name in names),
-        )
-        groups.setdefault(key, []).append(case)
-    return list(groups.values())
+
+    def key(case: TableCase) -> tuple[str, ...]:
+        settings = (str(case.settings.get(name)) for name in names)
+        return (case.platform, case.fingerprint, case.case.partition("[")[0], *settings)
+
+    return list(grouped((key(case), case) for case in cases).values())
 
 
 def _different(cases: Sequence[TableCase], name: str) -> int:

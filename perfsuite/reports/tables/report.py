@@ -8,6 +8,7 @@ from types import MappingProxyType
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import code_text, listed, without_paths
 from perfsuite.base.units import plural
+from perfsuite.reports.document import grouped
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.projected import remarks
 from perfsuite.reports.screen import accepted
@@ -229,9 +230,7 @@ def _style_of(node: str, material: ReportCases) -> Style:
 
 
 def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
-    cases: dict[str, list[str]] = {}
-    for case, reason in sorted(reasons.items()):
-        cases.setdefault(without_paths(reason), []).append(code_text(case))
+    cases = grouped((without_paths(reason), code_text(case)) for case, reason in sorted(reasons.items()))
     for reason, names in sorted(cases.items()):
         yield f"- {escape(reason)}: {listed(names, _NAMED)}"
 

@@ -13,7 +13,7 @@ from perfsuite.record.describe import describe, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.checklist import answers, facts_of
-from perfsuite.reports.document import OPEN_ROWS, Block, CaseRow, CaseTable, Grid, Section, Table, Words, grid
+from perfsuite.reports.document import OPEN_ROWS, Block, CaseRow, CaseTable, Grid, Section, Table, Words, grid, grouped
 from perfsuite.reports.ids import anchor_of, named
 from perfsuite.reports.material import Material, named_run, recordings
 from perfsuite.reports.page.sections.verdict import commit_of
@@ -196,9 +196,7 @@ def _facts_of(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _reasons(missing: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield a row per reason: failures first, then the most frequent."""
-    cases: dict[str, list[str]] = {}
-    for node, why in missing.items():
-        cases.setdefault(visible(without_paths(why), _LONGEST), []).append(node)
+    cases = grouped((visible(without_paths(why), _LONGEST), node) for node, why in missing.items())
     for why, nodes in sorted(cases.items(), key=lambda pair: (pair[0].startswith("skipped"), -len(pair[1]))):
         yield why, str(len(nodes)), named(nodes)
 

@@ -14,7 +14,7 @@ from perfsuite.history.describe import steps_between, where
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.reports.beside_others import OverTime, history_grids
-from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid
+from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid, grouped
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts.look import time_unit
@@ -35,9 +35,7 @@ def section(material: Material) -> Section | None:
 
 def history_section(over_time: OverTime, most: int) -> Section:
     """Return the section of a history with at most ``most`` charts, the newest changes first."""
-    by_case: dict[str, list[HistoryChange]] = {}
-    for change in over_time.findings.changes:
-        by_case.setdefault(change.case, []).append(change)
+    by_case = grouped((change.case, change) for change in over_time.findings.changes)
     charts = [
         _chart(over_time.findings, case, changes[::-1], caption="" if index else CAPTION)
         for index, (case, changes) in enumerate(itertools.islice(by_case.items(), most))
@@ -143,11 +141,9 @@ def _tip(findings: Findings, change: HistoryChange) -> str:
 
 def _grid(findings: Findings, series: _Series, changes: Sequence[HistoryChange]) -> Grid:
     """Return a row per session, the newest first, with its changes."""
-    notes: dict[int, list[str]] = {}
-    for change in changes:
-        notes.setdefault(series.place(change.until), []).append(_tip(findings, change))
-    for at, phrases in findings.environment:
-        notes.setdefault(series.place(at), []).append("environment: " + "; ".join(phrases))
+    tips = ((series.place(change.until), _tip(findings, change)) for change in changes)
+    others = ((series.place(at), "environment: " + "; ".join(phrases)) for at, phrases in findings.environment)
+    notes = grouped((*tips, *others))
     cells = [
         (findings.ordered.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(notes.get(index, ())))
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
