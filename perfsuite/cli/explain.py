@@ -15,7 +15,7 @@ from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.units import GIB
-from perfsuite.cli.main import EXIT_OK, Command, print_json, print_lines
+from perfsuite.cli.main import Command, print_json, print_lines
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.platforms import load_catalog
 from perfsuite.published.lookup import PublishedFigure, chosen, figures, shipped
@@ -52,12 +52,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every set-up as JSON")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     if options.limit < 1:
         raise ConfigurationError(f"--limit {options.limit} prints nothing; give a count from 1")
     for table in _tables(options.table):
         _explain(table, options)
-    return EXIT_OK
 
 
 def _tables(name: str) -> list[str]:
@@ -133,15 +132,14 @@ def _search(shown: Sequence[PublishedFigure]) -> Iterator[Setup]:
     """Yield every set-up that all runs can have; strategies with equal memory are one set-up with both names."""
     found: dict[tuple[Any, ...], Setup] = {}
     for settings in _grid(shown):
-        parts = [_parts(figure, settings) for figure in shown]
-        if any(one is None for one in parts):
+        parts = tuple(one for figure in shown if (one := _parts(figure, settings)) is not None)
+        if len(parts) < len(shown):
             continue
-        held_parts = tuple(one for one in parts if one is not None)
-        gib = tuple(sum(one.values()) for one in held_parts)
+        gib = tuple(sum(one.values()) for one in parts)
         key = tuple(round(value, 6) for value in gib), *(settings[name] for name in settings if name != "strategy")
         names = [dict(found[key].settings)["strategy"]] if key in found else []
         named = {**settings, "strategy": " or ".join([*names, settings["strategy"]])}
-        found[key] = Setup(settings=tuple(named.items()), gib=gib, parts=held_parts)
+        found[key] = Setup(settings=tuple(named.items()), gib=gib, parts=parts)
     return iter(found.values())
 
 

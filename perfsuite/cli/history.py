@@ -10,7 +10,7 @@ from pathlib import Path
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import days_before
-from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
+from perfsuite.cli.main import EXIT_FOUND, Command, exit_codes, print_lines
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
 from perfsuite.history.file import session_of
@@ -25,8 +25,7 @@ DEFAULT = Path("perf-history.jsonl")
 _FOUND = "show --fail-on found such a change"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list the sessions: time, commit, branch, cases")
     show = actions.add_parser("show", help="print changes with their commits, and the sum of small changes")
@@ -90,16 +89,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         parser_of.epilog = exit_codes(_FOUND if parser_of is show else "")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite history``; EXIT_FOUND if --fail-on matches.  Raises PerfsuiteError for wrong usage."""
+def _run(options: argparse.Namespace) -> int | None:
     if options.action == "list":
         print_lines(list_lines(file.read(options.path)))
-        return EXIT_OK
+        return None
     actions = {"show": _show, "add": _add, "merge": _merge, "prune": _prune}
     return actions[options.action](options)
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> int | None:
     least = _least_of(options.fail_on)
     history = file.read(options.path)
     findings = searched(
@@ -117,13 +115,13 @@ def _show(options: argparse.Namespace) -> int:
         write_history(OverTime(history=history, findings=findings), options.html)
         print(f"\npage {page_line(options.html)}")
     if least is None:
-        return EXIT_OK
-    ratios = [change.ratio.value - 1 for change in findings.changes]
-    ratios += [change.ratio.value - 1 for change in findings.accumulated]
+        return None
+    changed = [change.ratio for change in findings.changes] + [one.ratio for one in findings.accumulated]
+    ratios = [ratio.value - 1 for ratio in changed]
     if any(ratio > 0 and ratio >= least for ratio in ratios) or (options.fail_on == "any" and ratios):
         return EXIT_FOUND
     _require_searched(findings, options.path)
-    return EXIT_OK
+    return None
 
 
 def _require_searched(findings: Findings, path: Path) -> None:
@@ -156,7 +154,7 @@ def _least_of(written: str | None) -> float | None:
     return share
 
 
-def _add(options: argparse.Namespace) -> int:
+def _add(options: argparse.Namespace) -> None:
     repository = Repository(root=options.repository)
     asked = repository.revision(options.commit) if options.commit else Revision()
     for path in options.journals:
@@ -174,34 +172,31 @@ def _add(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"{path}: nothing was measured, so there is nothing to add")
         done = "added" if file.append(options.path, session) else "is there already"
         print(f"{options.path}: session {session.session} with {plural(len(session.cases), 'case')} {done}")
-    return EXIT_OK
 
 
-def _merge(options: argparse.Namespace) -> int:
+def _merge(options: argparse.Namespace) -> None:
     history, new = file.merge(options.path, options.others)
     print(f"{options.path}: {len(history.sessions)} sessions, {new} new")
-    return EXIT_OK
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: argparse.Namespace) -> None:
     if options.older_than is None and not options.session and not options.case:
         raise ConfigurationError("prune has nothing to drop; give --older-than, --session or --case")
-    now = datetime.now(timezone.utc)
+    days = options.older_than
     lines = file.prune(
         options.path,
-        before=days_before(now, options.older_than) if options.older_than is not None else None,
+        before=None if days is None else days_before(datetime.now(timezone.utc), days),
         sessions=options.session,
         case=options.case,
         dry_run=options.dry_run,
     )
     print_lines(lines or [f"{options.path}: nothing to drop"])
-    return EXIT_OK
 
 
 HISTORY = Command(
     help="search results over time for changes, in the order of the commits",
     example="perfsuite history show --branch main --case all_reduce",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
     found=_FOUND,
 )

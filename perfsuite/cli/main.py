@@ -47,8 +47,8 @@ class Command:
     help: str  # One line.
     example: str  # A call with the usual options.
     arguments: Callable[[argparse.ArgumentParser], None]  # Add the options to the parser.
-    run: Callable[[argparse.Namespace], int]
-    """Do the work and return the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
+    run: Callable[[argparse.Namespace], int | None]
+    """Do the work and return the exit code, or None for EXIT_OK; a PerfsuiteError becomes one line and EXIT_USAGE."""
     found: str = ""  # Meaning of EXIT_FOUND for this command; empty if the command never returns it.
     mixes: bool = False  # Whether options may appear between the positional arguments.
 
@@ -86,7 +86,7 @@ def _run(words: list[str]) -> int:
         add_command(subcommands, name)
     arguments = parser.parse_args(words)
     try:
-        code: int = arguments.run(arguments)
+        code: int = arguments.run(arguments) or EXIT_OK
         return code
     except PerfsuiteError as error:
         # A CaseError carries lines printed by pytest or the ranks; any other message is one line.
@@ -188,11 +188,8 @@ def print_marked(lines: Iterable[tuple[str, str]], color: str = "no") -> None:
 
     ``color``: yes, no, or auto, which decides as pytest does (PY_COLORS, NO_COLOR, FORCE_COLOR, a terminal).
     """
-    width, stream, is_coloured = (
-        screen_width(),
-        sys.stdout,
-        color == "yes" or (color == "auto" and _colours_by_default()),
-    )
+    width, stream = screen_width(), sys.stdout
+    is_coloured = color == "yes" or (color == "auto" and _colours_by_default())
     for line, mark in lines:
         plain = escaped(line)
         indent = " " * (len(plain) - len(plain.lstrip()) + 4)

@@ -15,7 +15,7 @@ from perfsuite import workloads
 from perfsuite.base.errors import ConfigurationError, InvalidParameter, first_line
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import plural
-from perfsuite.cli.main import EXIT_OK, Command, platform_file_argument, print_json, print_lines, screen_width
+from perfsuite.cli.main import Command, platform_file_argument, print_json, print_lines, screen_width
 from perfsuite.platforms import Catalog, Machine, detect_machine, load_catalog
 from perfsuite.platforms.detection import too_few_devices
 from perfsuite.published.lookup import (
@@ -161,12 +161,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     if not options.cases:
         for name in ("platform", "devices"):
             if getattr(options, name) is not None:
                 raise ConfigurationError(f"--{name} is for a list of cases; add --cases, or leave --{name} out")
-        return _print_tables(options)
+        _print_tables(options)
+        return
     if options.devices is not None and options.devices < 1:
         raise ConfigurationError(f"--devices={options.devices} is not a number of devices; give at least 1")
 
@@ -178,14 +179,13 @@ def _run(options: argparse.Namespace) -> int:
         print_lines(grid_lines(cases_grids(records), screen_width())[1:])
     else:
         print("\n".join(line for grid in cases_grids(records) for line in markdown(grid, level=2)).rstrip("\n"))
-    return EXIT_OK
 
 
 def _format(options: argparse.Namespace) -> str:
     return options.format or ("markdown" if screen_width() is None else "text")
 
 
-def _print_tables(options: argparse.Namespace) -> int:
+def _print_tables(options: argparse.Namespace) -> None:
     tables, form = chosen(options.names), _format(options)
     if form in ("json", "csv"):
         _print_records([cell for report, table in tables for cell in published_cells(report, table)], form)
@@ -195,7 +195,6 @@ def _print_tables(options: argparse.Namespace) -> int:
         print_lines(_index(tables))
     else:
         print("\n".join(_pages(tables) if options.names else _index(tables)).rstrip("\n"))
-    return EXIT_OK
 
 
 def _print_records(records: Sequence[Mapping[str, Any]], format: str) -> None:

@@ -15,7 +15,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import open_regular, why
 from perfsuite.base.text import encodable, printable
 from perfsuite.baselines.baseline import Baseline
-from perfsuite.cli.main import EXIT_OK, Command, color_argument, print_marked
+from perfsuite.cli.main import Command, color_argument, print_marked
 from perfsuite.metrics import read_run
 from perfsuite.record.codec import plain_json
 from perfsuite.record.describe import word
@@ -77,7 +77,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     color_argument(parser)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     path = options.results or newest(Path.cwd())
     if options.results is None:
         print(f"journal {printable(path)}")
@@ -98,7 +98,6 @@ def _run(options: argparse.Namespace) -> int:
         for text in fit([line], width)
     )
     print_marked(marked, options.color)
-    return EXIT_OK
 
 
 def _only(record: RunRecord, text: str) -> RunRecord:
