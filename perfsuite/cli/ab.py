@@ -295,7 +295,6 @@ def read_env(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int], tolerance: float) -> Iterator[str]:
-    """Yield the arms with the places of their code, a line per case, and a legend."""
     imports = [described_imports(results[-1]) for results in runs.of]
     is_same = imports[0] == imports[1]
     for arm, places in zip(runs.arms, imports, strict=True):

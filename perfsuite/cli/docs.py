@@ -13,7 +13,6 @@ from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines
 
 
 def _lines_with(words: str, found: dict[str, Path]) -> list[str]:
-    """Return the lines of the pages that contain the words in any case, each after the name of its page."""
     return [
         f"{name}: {line.strip()}"
         for name, path in found.items()
@@ -23,7 +22,6 @@ def _lines_with(words: str, found: dict[str, Path]) -> list[str]:
 
 
 def _listing(found: dict[str, Path]) -> list[str]:
-    """Return a line for each page, name and title, below the name of its folder."""
     width = max(map(len, found)) + 2
     lines = []
     for folder, names in itertools.groupby(found, key=lambda name: found[name].parent.name):

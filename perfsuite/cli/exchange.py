@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from perfsuite.audit.audit import audit
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
@@ -28,21 +27,19 @@ from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.published.numbers import printed
 from perfsuite.record.workload import DTYPES
 
-_ROLES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "step_time_ms": ("latency", "ms"),
-        "forward_ms": ("forward_time", "ms"),
-        "backward_ms": ("backward_time", "ms"),
-        "optimizer_ms": ("optimizer_time", "ms"),
-        "samples_per_s": ("throughput", ""),
-        "samples_per_s_per_device": ("throughput_per_device", ""),
-        "tokens_per_s_per_device": ("tokens_per_s_per_device", ""),
-        "tflops_per_device": ("tflops", "TFLOPS"),
-        "mfu_percent": ("mfu", "%"),
-        "loss": ("loss", ""),
-        "reserved_memory_gib": ("memory", "GiB"),
-    }
-)
+_ROLES: Mapping[str, tuple[str, str]] = {
+    "step_time_ms": ("latency", "ms"),
+    "forward_ms": ("forward_time", "ms"),
+    "backward_ms": ("backward_time", "ms"),
+    "optimizer_ms": ("optimizer_time", "ms"),
+    "samples_per_s": ("throughput", ""),
+    "samples_per_s_per_device": ("throughput_per_device", ""),
+    "tokens_per_s_per_device": ("tokens_per_s_per_device", ""),
+    "tflops_per_device": ("tflops", "TFLOPS"),
+    "mfu_percent": ("mfu", "%"),
+    "loss": ("loss", ""),
+    "reserved_memory_gib": ("memory", "GiB"),
+}
 """Role and unit of a metric in an audited table."""
 _MOST_ROWS = 50  # Most rows of a table: rules compare rows in pairs, and logs have thousands of steps.
 _SETTINGS = ("global_batch_size", "local_batch_size", "sequence_length")

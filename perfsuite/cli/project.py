@@ -330,7 +330,6 @@ def _projection_json(found: Projection, metrics: Sequence[Metric], gains: Mappin
 def _curve_lines(
     points: Sequence[CurvePoint], missing: Sequence[str], mtbf: float | None, checkpoint_s: float
 ) -> Iterator[str]:
-    """Yield the table of a curve, with notes and the points that could not be projected."""
     columns = ("devices", "layout", "step", "80 % band", "tokens/s", "efficiency", "binding", "goodput")
     rows = [
         (

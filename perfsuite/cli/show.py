@@ -131,7 +131,6 @@ def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterat
 
 
 def _in_full(record: RunRecord, show: str, width: int) -> Iterator[str]:
-    """Yield all tables, or every case."""
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "cases":

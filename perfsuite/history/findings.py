@@ -30,7 +30,7 @@ class Accumulated:
     is_best: bool  # Whether the best level is compared; otherwise it is the level at a tag or revision.
 
 
-def accumulated(
+def _accumulated(
     table: SeriesTable, levels: Mapping[str, Levels], cases: Sequence[str], until: int
 ) -> Iterator[Accumulated]:
     """Yield cases whose newest level differs from that at session ``until``, or is worse than the best one."""
@@ -163,22 +163,17 @@ def findings_of(
         rows = [row for row, knows in enumerate(table.knows_shift) if knows]
         suite = find_changes([table.shifts[row] for row in rows])
         changes += [_change_of(ordered, SUITE, change, rows, environment) for change in ramps(suite)]
+    changes.sort(key=lambda change: (-change.until, -abs(math.log(change.ratio.value))))
     look_back, index = _looked_back(ordered, since, first)
+    sums = sorted(
+        _accumulated(table, levels, names, index), key=lambda one: (-abs(math.log(one.ratio.value)), one.case)
+    )
     return Findings(
         ordered=ordered,
         table=table,
         cases=names,
-        changes=tuple(
-            sorted(
-                (change for change in changes if change.until >= first),
-                key=lambda change: (-change.until, -abs(math.log(change.ratio.value))),
-            )
-        ),
-        accumulated=tuple(
-            sorted(
-                accumulated(table, levels, names, index), key=lambda one: (-abs(math.log(one.ratio.value)), one.case)
-            )
-        ),
+        changes=tuple(change for change in changes if change.until >= first),
+        accumulated=tuple(sums),
         since=look_back,
         environment=tuple(change for change in environment if change[0] >= first),
         nothing_since=first >= len(ordered.sessions),
@@ -225,10 +220,9 @@ def _change_of(
 
 def _environment(ordered: OrderedSessions) -> Iterator[EnvironmentChange]:
     for index, (before, now) in enumerate(zip(ordered.sessions, ordered.sessions[1:], strict=False), start=1):
-        if before.environment != now.environment:
-            phrases = causes(now.environment, before.environment)
-            if phrases:
-                yield index, tuple(text.replace(", stored ", ", before ") for text in phrases)
+        differ = before.environment != now.environment
+        if phrases := causes(now.environment, before.environment) if differ else ():
+            yield index, tuple(text.replace(", stored ", ", before ") for text in phrases)
 
 
 def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str, int]:

@@ -47,13 +47,11 @@ def label(row: ImportedRow) -> str:
 
 
 def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
-    measured = sorted(
-        (
-            case
-            for case in cases
-            if case.values and "collective" in case.settings and "message_bytes" in case.parameters
-        ),
-        key=lambda case: (str(case.settings["collective"]), _size(case), str(case.parameters.get("dtype")), case.ranks),
+    measured = [
+        one for one in cases if one.values and "collective" in one.settings and "message_bytes" in one.parameters
+    ]
+    measured.sort(
+        key=lambda one: (str(one.settings["collective"]), _size(one), str(one.parameters.get("dtype")), one.ranks)
     )
     sizes = {_size(case) for case in measured}
     rows: list[tuple[str, ...]] = []
@@ -65,9 +63,8 @@ def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
         shown = _chosen(points, sizes)
         rows += [_collective_row(first, figures) for first, figures in shown]
         if len(shown) < len(points):
-            notes.append(
-                f"{escaped(imported.source)}: {len(shown)} of {plural(len(points), 'row')}, out of place first"
-            )
+            count = f"{len(shown)} of {plural(len(points), 'row')}"
+            notes.append(f"{escaped(imported.source)}: {count}, out of place first")
     if rows:
         rows += [_measured_row(case) for case in measured if case.settings["collective"] in kinds]
     return Grid(
@@ -157,11 +154,8 @@ class OverTime:
 def history_grids(over_time: OverTime) -> list[Grid]:
     """Changes, accumulated changes and environment, those that are there; the first has the head's lines as notes."""
     history, findings = over_time.history, over_time.findings
-    sums = Grid(
-        title="Over time: sums of small changes",
-        columns=("case", "change", "since"),
-        rows=tuple(_accumulated_rows(findings)),
-    )
+    columns, rows = ("case", "change", "since"), tuple(_accumulated_rows(findings))
+    sums = Grid(title="Over time: sums of small changes", columns=columns, rows=rows)
     return [_changes(history, findings), *(grid for grid in (sums, _environment(findings)) if grid.rows)]
 
 

@@ -57,8 +57,6 @@ class Filled:
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """One row of a table in the file."""
-
     number: int
     """From 0."""
     cells: tuple[tuple[int, int], ...]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfsuite.base.units import GIB, plural
 from perfsuite.metrics import find
-from perfsuite.published.lookup import PublishedFigure, lookup
+from perfsuite.published.lookup import lookup
 from perfsuite.record.result import Result
 from perfsuite.record.run import Projected
 from perfsuite.reports.document import Grid
@@ -66,6 +66,7 @@ def beside(projections: Mapping[str, Projected], results: Mapping[str, Result]) 
     for case, one in projections.items():
         if one.reason:
             continue
+        measured = results[case].values if case in results else {}
         binding = f"{one.binding} {100 * one.seconds.get(one.binding, 0.0) / one.step_time_s:.0f} %"
         figures = lookup(one.platform, _WORKLOAD, one.parameters, one.world_size)
         names = [_STEP, *dict.fromkeys(figure.metric for figure in figures if figure.metric != _STEP)]
@@ -73,26 +74,22 @@ def beside(projections: Mapping[str, Projected], results: Mapping[str, Result]) 
             value = one.value(name)
             if value is None:
                 continue
-            published: list[PublishedFigure | None] = [figure for figure in figures if figure.metric == name]
+            published = [figure for figure in figures if figure.metric == name]
             low, high = one.low_s, one.high_s
             if name != _STEP:
                 low, high = value * one.step_time_s / high, value * one.step_time_s / low
-            for figure in published or [None]:
-                rows.append(
-                    Beside(
-                        case=case,
-                        metric=name,
-                        projected=value,
-                        low=low,
-                        high=high,
-                        measured=results[case].values.get(name) if case in results else None,
-                        published=figure.metric_value if figure else None,
-                        label=figure.label if figure else "",
-                        lower_bound=one.lower_bound,
-                        binding=binding if name == _STEP else "",
-                        memory=f"{one.memory_bytes / GIB:.3g} GiB" if name == _STEP and one.memory_bytes else "",
-                    )
-                )
+            row = Beside(
+                case=case,
+                metric=name,
+                projected=value,
+                low=low,
+                high=high,
+                measured=measured.get(name),
+                lower_bound=one.lower_bound,
+                binding=binding if name == _STEP else "",
+                memory=f"{one.memory_bytes / GIB:.3g} GiB" if name == _STEP and one.memory_bytes else "",
+            )
+            rows += [replace(row, published=one.metric_value, label=one.label) for one in published] or [row]
     return tuple(dict.fromkeys(rows))  # two tables of a report may have one figure
 
 

@@ -90,7 +90,6 @@ _Cases = list[tuple[Result, Figure | None]]
 
 
 def _questions(measured: Sequence[Result]) -> Mapping[str, Mapping[str, _Cases]]:
-    """Return by family and question the cases that answer it, with their figures."""
     found: dict[str, dict[str, _Cases]] = {"compute": {}, "memory": {}, "collectives": {}}
     for result in measured:
         work = result.work

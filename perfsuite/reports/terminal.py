@@ -100,7 +100,6 @@ def _table(
 
 
 def _unit(name: str, rows: Sequence[Result]) -> tuple[str, float]:
-    """Return the unit of a column, and the factor from the metric's unit."""
     metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
     return readable_rate([metric.value or 0.0 for metric in metrics], unit)

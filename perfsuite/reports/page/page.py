@@ -163,7 +163,6 @@ def _hash(text: str) -> str:
 def _pictures(
     sections: Sequence[Section], draw: Draw, hide: Callable[[str], str], *, simulated: bool
 ) -> Mapping[int, str]:
-    """Return the SVG of each chart that is drawn, by the identity of the chart."""
     pictures: dict[int, str] = {}
     drawn = drawn_charts(sections)
     for number, chart in enumerate(chart for section in sections for chart in _charts(section)):

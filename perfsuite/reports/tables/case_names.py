@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.published.lookup import shipped
-from perfsuite.published.records import PublishedTable
+from perfsuite.published.lookup import chosen
 
 GROUPS = ("DP", "MP", "2D", "PP")
 """In the report's order."""
@@ -102,7 +101,8 @@ def published_log(case: str) -> str | None:
 
 @functools.cache
 def _published_logs() -> Mapping[str, str]:
-    return {str(row.cells[1]): str(row.cells[2]) for row in _table("logs").rows if row.cells[2]}
+    ((_, table),) = chosen(["003/logs"])
+    return {str(row.cells[1]): str(row.cells[2]) for row in table.rows if row.cells[2]}
 
 
 def _read(match: re.Match[str] | None) -> CaseName | None:
@@ -112,12 +112,8 @@ def _read(match: re.Match[str] | None) -> CaseName | None:
     return CaseName(text=match[0], prefix=match["prefix"], **numbers)
 
 
-def _table(name: str) -> PublishedTable:
-    (found,) = (table for report in shipped() for table in report.tables if (report.report, table.id) == ("003", name))
-    return found
-
-
 @functools.cache
 def _published() -> Mapping[tuple[str, int, int, int], int]:
-    names = [name for row in _table("cases").rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
+    ((_, table),) = chosen(["003/cases"])
+    names = [name for row in table.rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
     return {(name.prefix, name.dp, name.tp, name.pp): place for place, name in enumerate(names)}

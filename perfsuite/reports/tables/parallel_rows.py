@@ -11,8 +11,7 @@ from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.errors import PerfsuiteError
 from perfsuite.base.mesh import AXES, MeshShape
 from perfsuite.base.units import gb_per_s, significant
-from perfsuite.published.lookup import shipped
-from perfsuite.published.records import PublishedTable
+from perfsuite.published.lookup import chosen
 from perfsuite.record.step import Traffic
 from perfsuite.reports.document import grouped
 from perfsuite.reports.tables.case import TableCase
@@ -130,16 +129,12 @@ def claimed(rows: Sequence[TableCase]) -> Iterator[str]:
 
 @functools.cache
 def _claim() -> str:
-    table = _published_table("moe-claims")
+    ((_, table),) = chosen(["004/moe-claims"])
     column = next(column for column in table.columns if column.name == "value")
     cell = table.cell(table.rows[0], column)
     assert cell is not None, "the claim has a cell"
     label = f"[{table.judge().label}: {table.judge().reason}]"
     return f"the published report claims {cell.text.replace('×', '')} times {label}"
-
-
-def _published_table(name: str) -> PublishedTable:
-    return next(table for report in shipped() if report.report == "004" for table in report.tables if table.id == name)
 
 
 # -- parts of a step ---------------------------------------------------------------------------------------------
@@ -182,7 +177,7 @@ def step_remarks(rows: Sequence[TableCase]) -> Iterator[str]:
 
 @functools.cache
 def _published_step() -> str:
-    table = _published_table("5d")
+    ((_, table),) = chosen(["004/5d"])
     stated = {figure.role: figure for figure in table.stated}
     throughput, mfu = stated["throughput"], stated["mfu"]
     return (

@@ -12,31 +12,27 @@ from perfsuite.reports.scaling import Point, Scaling, scale, series_of
 from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase, from_projection, from_result, unmeasured
 
+RATIOS = ("speedup", "scaling_efficiency")  # Values that are counted from a base.
+
 
 def scaled(cases: Sequence[TableCase]) -> list[TableCase]:
     """The cases with speed-up and efficiency, each named after the base of its series."""
     scalings = scale(point for case in cases if (point := _point(case)) is not None)
     kinds = {without_ranks(case): scaling.kind for case, scaling in scalings.items()}
-    return [
-        dataclasses.replace(
-            _with_scaling(case, scalings.get(_key(case))), kind=kinds.get(without_ranks(_key(case)), "")
-        )
-        for case in cases
-    ]
+    with_ratios = (_with_scaling(case, scalings.get(_key(case))) for case in cases)
+    return [dataclasses.replace(one, kind=kinds.get(without_ranks(_key(one)), "")) for one in with_ratios]
 
 
 def _with_scaling(case: TableCase, scaling: Scaling | None) -> TableCase:
     if not case.values:
         return case
     if scaling is None:
-        reason = "no other number of ranks was measured"
-        return dataclasses.replace(
-            case, reasons={**case.reasons, **dict.fromkeys(("speedup", "scaling_efficiency"), reason)}
-        )
+        reasons = dict.fromkeys(RATIOS, "no other number of ranks was measured")
+        return dataclasses.replace(case, reasons={**case.reasons, **reasons})
     return dataclasses.replace(
         case,
-        values={**case.values, "speedup": scaling.speed_up, "scaling_efficiency": scaling.efficiency},
-        bases={**case.bases, **dict.fromkeys(("speedup", "scaling_efficiency"), scaling.base_name)},
+        values={**case.values, **dict(zip(RATIOS, (scaling.speed_up, scaling.efficiency), strict=True))},
+        bases={**case.bases, **dict.fromkeys(RATIOS, scaling.base_name)},
         base_ranks=scaling.base.ranks,
         shared=scaling.shared and scaling.point is not scaling.base,
     )

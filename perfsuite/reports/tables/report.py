@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import code_text, listed, without_paths
@@ -20,7 +19,7 @@ from perfsuite.reports.tables.grids import escape, grids_of, markdown
 from perfsuite.reports.tables.parallel import PARALLEL
 from perfsuite.reports.tables.parallel_rows import of_constant_devices
 from perfsuite.reports.tables.recording import ReportCases, gathered, projected_cases, scaled, table_cases
-from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, is_gpt, setting
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, is_gpt, parts, setting
 from perfsuite.reports.tables.training import FLAGPERF, KERNELS, LATTE, ONEFLOW, OPENSORA
 from perfsuite.suite import runnable
 
@@ -35,6 +34,8 @@ _PIPELINE = (
     c.PEAK,
 )
 """Columns of both tables of pipelines."""
+_SET_UP = (c.MODEL, c.STRATEGY, c.LAYOUT, c.MESH, c.LOCAL, c.OPTIONS)
+_MEMORY = parts("GiB", "weights", "gradients", "optimizer", "activations", "peak activations?", "untracked", "peak")
 
 # -- which cases -------------------------------------------------------------------------------------------------
 
@@ -88,21 +89,7 @@ METHODS = Style(
             select=lambda case: (
                 bool(case.model) and ("peak_gib" in case.values or "memory" in case.parameters.get("builds", ()))
             ),
-            columns=(
-                c.MODEL,
-                c.STRATEGY,
-                c.LAYOUT,
-                c.MESH,
-                c.LOCAL,
-                c.OPTIONS,
-                ColumnSpec(title="weights GiB", key="weights_gib"),
-                ColumnSpec(title="gradients GiB", key="gradients_gib"),
-                ColumnSpec(title="optimizer GiB", key="optimizer_gib"),
-                ColumnSpec(title="activations GiB", key="activations_gib"),
-                ColumnSpec(title="peak activations GiB", key="peak_activations_gib", optional=True),
-                ColumnSpec(title="untracked GiB", key="untracked_gib"),
-                ColumnSpec(title="peak GiB", key="peak_gib"),
-            ),
+            columns=(*_SET_UP, *_MEMORY),
             notes=("untracked: allocated after a step beyond weights, gradients and optimizer",),
         ),
         TableSpec(
@@ -214,8 +201,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
         if not reason.startswith("skipped") or _style_of(case, material) in styles
     }
     if rest:  # failures, and skips of these styles
-        lines += ["## Not measured", ""]
-        lines += [*_unmeasured_lines(rest), ""]
+        lines += ["## Not measured", "", *_unmeasured_lines(rest), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -247,14 +233,8 @@ def _preamble(
         yield topology_lines(machines, reports)
         yield from (markdown(grid) for one in all_recordings for grid in pair_grids(one.run.results.values()))
     if style.peaks:
-        yield markdown(
-            peaks_grid(
-                {
-                    recording.run.platform: recording.device.tflops if recording.device else {}
-                    for recording in all_recordings
-                }
-            )
-        )
+        peaks = {one.run.platform: one.device.tflops if one.device else {} for one in all_recordings}
+        yield markdown(peaks_grid(peaks))
 
 
 def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[str]:
@@ -290,7 +270,5 @@ def _require_rows(style: Style, recordings: Sequence[Recording], material: Repor
     )
 
 
-STYLES: Mapping[str, Style] = MappingProxyType(
-    {style.name: style for style in (OPENSORA, LATTE, FLAGPERF, ONEFLOW, METHODS)}
-)
+STYLES: Mapping[str, Style] = {style.name: style for style in (OPENSORA, LATTE, FLAGPERF, ONEFLOW, METHODS)}
 """In the order of the reports."""

@@ -87,6 +87,17 @@ def setting(title: str, key: str) -> ColumnSpec:
     return ColumnSpec(title=title, key=key, value=False)
 
 
+def parts(unit: str, *names: str) -> tuple[ColumnSpec, ...]:
+    """Return a column for each part of a step's time or memory in this unit; ``?`` ends the name of an optional one.
+
+    >>> [(column.title, column.key, column.optional) for column in parts("GiB", "EMA?")]
+    [('EMA GiB', 'ema_gib', True)]
+    """
+    titles = {f"{name.removesuffix('?')} {unit}": name.endswith("?") for name in names}
+    keys = {title: title.lower().replace(" ", "_") for title in titles}
+    return tuple(ColumnSpec(title=title, key=keys[title], optional=optional) for title, optional in titles.items())
+
+
 def trains(*prefixes: str) -> Callable[[TableCase], bool]:
     """Return a selection of cases of models whose name begins with a prefix."""
     return lambda case: bool(case.model) and case.model.startswith(prefixes)
@@ -121,7 +132,7 @@ EXPOSED = ColumnSpec(title="communication % of step", key="communication_share",
 DTYPE = setting("dtype", "dtype")
 STRATEGY = setting("strategy", "strategy")
 SCHEDULE, STAGES = setting("schedule", "schedule"), setting("stages", "stages")
-DP, TP, PP, CP, EP = (setting(axis, axis) for axis in ("dp", "tp", "pp", "cp", "ep"))
+DP, PP, TP, CP, EP = AXES = tuple(setting(axis, axis) for axis in ("dp", "pp", "tp", "cp", "ep"))
 
 NAMED_BASE = "speed-up and efficiency are relative to the smallest number of ranks that was measured"
 MFU_NOTE = "MFU here counts every product once (convention exact); perfsuite's JSON has the other conventions"

@@ -8,7 +8,7 @@ from perfsuite.base.text import code_text
 from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
-from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, setting, trains
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, parts, setting, trains
 
 _STREAMS = ("MemoryCopy", "MemoryTriad", "HostDeviceCopy")
 
@@ -117,15 +117,9 @@ OPENSORA = Style(
             columns=(
                 c.LAYOUT,
                 c.VARIANT,
-                ColumnSpec(title="data ms", key="data_ms"),
-                ColumnSpec(title="encoders ms", key="encoders_ms", optional=True),
-                ColumnSpec(title="forward ms", key="forward_ms"),
+                *parts("ms", "data", "encoders?", "forward"),
                 ColumnSpec(title="backward + optimizer ms", key="backward_with_optimizer_ms"),
-                ColumnSpec(title="backward ms", key="backward_ms"),
-                ColumnSpec(title="optimizer ms", key="optimizer_ms"),
-                ColumnSpec(title="EMA ms", key="ema_ms", optional=True),
-                ColumnSpec(title="logging ms", key="logging_ms", optional=True),
-                ColumnSpec(title="remainder ms", key="remainder_ms"),
+                *parts("ms", "backward", "optimizer", "EMA?", "logging?", "remainder"),
                 ColumnSpec(title="step ms", key="step_time_s", scale=1000),
             ),
             notes=("the report's backward holds the optimizer: it stands under backward + optimizer",),
@@ -137,14 +131,8 @@ OPENSORA = Style(
             columns=(
                 c.LAYOUT,
                 c.VARIANT,
-                ColumnSpec(title="weights GiB", key="weights_gib"),
-                ColumnSpec(title="gradients GiB", key="gradients_gib"),
-                ColumnSpec(title="optimizer GiB", key="optimizer_gib"),
-                ColumnSpec(title="encoders GiB", key="encoders_gib", optional=True),
-                ColumnSpec(title="EMA GiB", key="ema_gib", optional=True),
-                ColumnSpec(title="activations GiB", key="activations_gib"),
-                ColumnSpec(title="peak GiB", key="peak_gib"),
-                ColumnSpec(title="fragmentation GiB", key="fragmentation_gib"),
+                *parts("GiB", "weights", "gradients", "optimizer", "encoders?", "EMA?", "activations", "peak"),
+                *parts("GiB", "fragmentation"),
                 ColumnSpec(title="final (device) GiB", key="final_device_gib"),
                 ColumnSpec(title="final (host) GiB", key="final_host_gib"),
             ),

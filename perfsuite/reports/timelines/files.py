@@ -128,7 +128,6 @@ def trace_text(timeline: Timeline) -> str:
 
 
 def _named(what: str, name: str, index: int, place: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the events that name a process or a thread and give it its place."""
     yield {"name": f"{what}_name", "ph": "M", **place, "args": {"name": name}}
     yield {"name": f"{what}_sort_index", "ph": "M", **place, "args": {"sort_index": index}}
 

@@ -227,14 +227,12 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
 def _heading(timeline: Timeline, title: str) -> str:
-    """Return the title (by default the schedule), the source (measured or simulated) and the bubble."""
     spec = SCHEDULES.get(timeline.schedule)
     name = title or (spec.title if spec else timeline.schedule) or "pipeline"
     return f"{name}: {timeline.source}, bubble_ratio {float(bubble_ratio(timeline)):.3f}"
 
 
 def _figures(timeline: Timeline) -> str:
-    """Return schedule, counts and length of the step, and both bubbles with the expected ones."""
     first, last = step_bounds_s(timeline)
     spec = SCHEDULES.get(timeline.schedule)
     phrases = [spec.title if spec else timeline.schedule] if timeline.schedule else []
@@ -272,7 +270,6 @@ def _entries(timeline: Timeline) -> Iterator[tuple[str, str]]:
 
 
 def _width_of_words(timeline: Timeline, title: str) -> float:
-    """Return the pixels that title, figures and legend need right of the left margin."""
     entries = sum(_entry_width(meaning) for _, meaning in _entries(timeline))
     return max(longest([_heading(timeline, title)], _TITLE_SIZE), longest([_figures(timeline)]), entries)
 
@@ -315,7 +312,6 @@ def _sample(root: ElementTree.Element, drawn: str, x: float, y: float) -> None:
 
 
 def _add_axis(root: ElementTree.Element, scale: Scale, ranks: int) -> None:
-    """Draw vertical lines at round times, with numbers and their unit below the lanes."""
     bottom = top_of(ranks) - GAP / 2
     length_s = float(scale.length_s)
     unit_s, unit = next(((size, name) for size, name in _UNITS if length_s >= size), _UNITS[-1])

@@ -64,7 +64,7 @@ def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
     room = (max(ends) - min(ends)) * 0.05 or 0.01
     scale = {"domain": [min(ends) - room, max(ends) + room], "nice": False}
     axis = {"title": title, "format": "+~p", "tickCount": 4}
-    place = {"y": look.rows_axis(order), "color": _tone("range", [look.BAD, look.GOOD, look.MUTE])}
+    place = {"y": look.rows_axis(order), "color": _tone([look.BAD, look.GOOD, look.MUTE])}
 
     def x(field: str) -> Spec:
         return {"field": field, "type": "quantitative", "axis": axis, "scale": scale}
@@ -72,14 +72,14 @@ def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
     layers = [_lines([{"zero": 0.0}], {"x": {"field": "zero", "type": "quantitative"}}, type="rule", color=look.MUTE)]
     if intervals := [row for row in values if row.get("low") is not None]:
         layers.append(_lines(intervals, {**place, "x": x("low"), "x2": {"field": "high"}}, type="rule", clip=True))
-    shape = _tone("range", ["triangle-right", "triangle-left", "circle"])
+    shape = _tone(["triangle-right", "triangle-left", "circle"])
     points = {**place, "x": x("at"), "shape": shape, "description": {"field": "tip"}}
     layers.append({"data": {"values": list(values)}, "mark": _POINT, "encoding": points})
     return frame(width=WIDTH, height=_STEP, layer=layers)
 
 
-def _tone(name: str, values: Sequence[str]) -> Spec:
-    scale = {"domain": ["bad", "good", "plain"], name: values}
+def _tone(values: Sequence[str]) -> Spec:
+    scale = {"domain": ["bad", "good", "plain"], "range": values}
     return {"field": "tone", "type": "nominal", "legend": None, "scale": scale}
 
 

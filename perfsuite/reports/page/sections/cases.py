@@ -76,7 +76,6 @@ def section(material: Material) -> Section | None:
 
 
 def _needs_reader(case: Result, material: Material) -> bool:
-    """Return whether a case was not measured, or has another verdict than pass."""
     verdict = material.verdicts.get(case.case)
     return case.outcome != "measured" or (
         verdict is not None and verdict.name not in ("pass", "no-baseline", "learning")
@@ -180,7 +179,6 @@ def _run_facts(material: Material) -> Grid:
 
 
 def _facts_of(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each fact; a text may be empty."""
     revision = run.revision
     yield "hardware", run.hardware
     yield "torch", run.torch

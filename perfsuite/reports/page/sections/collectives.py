@@ -42,7 +42,6 @@ def pair_blocks(results: Sequence[Result]) -> list[Block]:
 
 
 def _drawn(matrix: PairMatrix) -> Any:
-    """Return a square per pair, darker where the pair is slower."""
     values = [
         {
             "first": matrix.names[first],

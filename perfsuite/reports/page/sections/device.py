@@ -53,7 +53,6 @@ def section(material: Material) -> Section | None:
 
 
 def _roofline(products: Sequence[Result], streams: Sequence[Result], material: Material) -> Chart | None:
-    """Return a chart of the products with known factors, and a table of all products."""
     if not products:
         return None
     calm, disturbed = drawable(products)

@@ -93,7 +93,6 @@ def _text(away: float | None) -> str:
 
 
 def _device_maps(standings: Standings) -> Iterator[Chart]:
-    """Yield a heat map for each node with a slow device: its devices by quantity."""
     slow = [node.node for node in standings.nodes.values() if any(found.member[1] for _, found in node.slow)]
     for node in slow[:MOST_DEVICES]:
         cells = {
@@ -116,7 +115,6 @@ def _pairs(fleet: Fleet) -> Iterator[Block]:
 
 
 def _cut(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], noun: str, title: str = "") -> Grid:
-    """Return a table of at most MOST_NODES rows, with a note about the others."""
     left = len(rows) - MOST_NODES
     notes = (f"{plural(left, noun)} left out",) if left > 0 else ()
     return Grid(title=title, columns=columns, rows=tuple(rows[:MOST_NODES]), notes=notes)

@@ -129,7 +129,6 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
 
 
 def _commits(series: _Series, change: HistoryChange) -> str:
-    """Return the commit of a step, or the first and the last commit of a drift."""
     ends = sorted({series.place(change.at), series.place(change.until)})
     return "..".join(series.commits[at][:7] for at in ends)
 

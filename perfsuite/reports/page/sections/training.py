@@ -304,7 +304,6 @@ def pipelines(material: Material) -> Section | None:
 
 
 def _bubbles(cases: Sequence[Result]) -> list[Chart]:
-    """Return at most two charts, the worst bubbles in the first."""
     table = grid(
         ("case", *(name for name, _ in _BUBBLES), "remark"),
         [

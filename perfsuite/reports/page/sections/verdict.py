@@ -194,7 +194,6 @@ def sentence(material: Material) -> tuple[str, bool]:
 
 
 def _differences(material: Material) -> Grid | None:
-    """Return the keys of the environments that differ between the runs."""
     all_runs = [one for one in (*material.runs, material.base) if one is not None and one.run.environment]
     flat = [dict(_flat(one.run.environment)) for one in all_runs]
     if len(flat) < 2:
