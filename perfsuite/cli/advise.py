@@ -186,7 +186,8 @@ def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
     trained = not isinstance(advice.job.published, Decoder) or trained_like(advice.job.published)
     cases: dict[str, None] = {}
     for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked) if trained):
-        cases.update(dict.fromkeys(filter(None, [case])))
+        if case:
+            cases[case] = None
         if len(cases) == _MEASURED:
             break
     if cases:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
@@ -22,6 +24,7 @@ from perfsuite.reports.beside_others import OverTime
 from perfsuite.statistics.change_points import LEAST_VALUES as LEAST_SESSIONS
 
 DEFAULT = Path("perf-history.jsonl")
+_FILE: Mapping[str, Any] = {"type": Path, "default": DEFAULT, "metavar": "FILE"}
 _FOUND = "show --fail-on found such a change"
 
 
@@ -34,14 +37,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     prune = actions.add_parser("prune", help="drop old sessions, sessions by id, or cases")
     for parser_of in (listing, show, prune):
         verb = "change" if parser_of is prune else "read"
-        parser_of.add_argument(
-            "path",
-            nargs="?",
-            type=Path,
-            default=DEFAULT,
-            metavar="FILE",
-            help=f"{verb} this history (default: {DEFAULT})",
-        )
+        parser_of.add_argument("path", nargs="?", help=f"{verb} this history (default: {DEFAULT})", **_FILE)
     show.add_argument("--branch", default="", metavar="NAME", help="order sessions by this branch (default: HEAD's)")
     show.add_argument("--case", default="", metavar="TEXT", help="search cases whose id contains TEXT (default: all)")
     show.add_argument("--since", default="", metavar="REV", help="print changes after this revision (default: all)")
@@ -59,14 +55,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "(default: never)",
     )
     add.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="add these journals")
-    add.add_argument(
-        "--history",
-        dest="path",
-        type=Path,
-        default=DEFAULT,
-        metavar="FILE",
-        help=f"add to this history (default: {DEFAULT})",
-    )
+    add.add_argument("--history", dest="path", help=f"add to this history (default: {DEFAULT})", **_FILE)
     add.add_argument(
         "--commit", default="", metavar="REV", help="set the measured revision of journals without one (default: none)"
     )

@@ -145,15 +145,8 @@ def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
     yield f"{model.name} ({model.family}): {model.title}{'' if absent else ', on this machine'}"
     if absent:
         yield f"  not on this machine: {absent.removeprefix(f'{model.title} not found: ')}"
-    peaks: dict[str, Peak | None] = {
-        **model.tflops,
-        "memory": model.memory,
-        "memory_bandwidth": model.memory_bandwidth,
-        "link": model.link,
-        "host_link": model.host_link,
-        "network": model.network,
-        "devices_per_node": model.devices_per_node,
-    }
+    others = ("memory", "memory_bandwidth", "link", "host_link", "network", "devices_per_node")
+    peaks: dict[str, Peak | None] = {**model.tflops, **{name: getattr(model, name) for name in others}}
     yield from _peak_lines(peaks)
     if not any(peaks.values()):
         yield "  no peaks"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.base.units import format_seconds, plural, significant
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.describe import held_down_elsewhere
-from perfsuite.record.result import Measurement, RankFacts, Result
+from perfsuite.record.result import RankFacts, Result
 from perfsuite.record.step import DeviceLook
 from perfsuite.reports.document import Grid, grouped
 from perfsuite.statistics.robust import median
@@ -22,22 +22,17 @@ _READINGS = (("clock", "clock_mhz", "MHz"), ("power", "power_w", "W"), ("tempera
 
 def throttled_lines(results: Iterable[Result]) -> list[str]:
     """Return a line for every case during which a device was throttled."""
-    return [line for result in results if result.measurement for line in _throttled(result.case, result.measurement)]
-
-
-def _throttled(case: str, measurement: Measurement) -> list[str]:
     lines = []
-    for device, looks in grouped((look.device, look) for look in measurement.looks).items():
-        reasons = Counter(reason for look in looks for reason in look.throttle or ())
-        if reasons:
-            held = sum(bool(look.throttle) for look in looks)
-            why = ", ".join(reason for reason, _ in reasons.most_common())
-            lines.append(
-                f"{case}: device {device} was held down ({why}) in {held} of {plural(len(looks), 'look')} while it "
-                f"was timed{_course(looks, 'clock', 'clock_mhz', 'MHz')}"
-            )
-    elsewhere = held_down_elsewhere(measurement.ranks)
-    return [*lines, *([f"{case}: {elsewhere} as its last sample ended"] if elsewhere else [])]
+    for case, measurement in ((result.case, result.measurement) for result in results if result.measurement):
+        for device, looks in grouped((look.device, look) for look in measurement.looks).items():
+            if reasons := Counter(reason for look in looks for reason in look.throttle or ()):
+                held = f"{sum(bool(look.throttle) for look in looks)} of {plural(len(looks), 'look')}"
+                why = ", ".join(reason for reason, _ in reasons.most_common())
+                course = _course(looks, "clock", "clock_mhz", "MHz")
+                lines.append(f"{case}: device {device} was held down ({why}) in {held} while it was timed{course}")
+        if elsewhere := held_down_elsewhere(measurement.ranks):
+            lines.append(f"{case}: {elsewhere} as its last sample ended")
+    return lines
 
 
 def burst(result: Result) -> str:

@@ -178,15 +178,11 @@ def _has_titles(line: str, table: PublishedTable) -> bool:
 
 def _paired(table: PublishedTable, lines: Sequence[str], first: int) -> list[tuple[_Line, PublishedRow]]:
     """Return pairs of rows of the file and of the report; rows with equal settings are paired in order."""
-    columns = table.printed_columns
     free = [row for row in table.rows if any(cell is not None for cell in row.cells)]
     pairs = []
     for number, text in enumerate(lines, first):
-        spans = _cells(text.rstrip("\r"), len(columns))
-        if not spans:
-            continue
-        line = _Line(number=number, cells=spans, text=text)
-        match = next((row for row in free if _is_row(table, row, line.words)), None)
+        line = _Line(number=number, cells=_cells(text.rstrip("\r"), len(table.printed_columns)), text=text)
+        match = next((row for row in free if line.cells and _is_row(table, row, line.words)), None)
         if match is not None:
             free.remove(match)
             pairs.append((line, match))
@@ -232,14 +228,9 @@ class _Filling:
                 continue
             scale = column.scale if key in (column.metric, _PALM) else 1.0
             figure = f"{significant(case.values[key] / scale)}{_unit(table, column, key)}"
-            yield at, f"{figure} {self.mark(case, recording, run)}"
-
-    def mark(self, case: TableCase, recording: Recording, run: PublishedRun) -> str:
-        """Return the reference to the footnote of a case."""
-        text = _note(case, recording, run)
-        if text not in self.notes:
-            self.notes.append(text)
-        return f"[^perfsuite-{self.first + self.notes.index(text)}]"
+            note = _note(case, recording, run)
+            self.notes += [note] if note not in self.notes else []
+            yield at, f"{figure} [^perfsuite-{self.first + self.notes.index(note)}]"
 
 
 def _metric(column: PublishedColumn) -> str:

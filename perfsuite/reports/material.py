@@ -120,7 +120,7 @@ def material_of(runs: Sequence[Recording], base: Recording | None = None, *, sho
         changes = tuple(changes_of_verdicts(alone.verdicts.values()))
         compared = "the stored runs of the baseline, by the gate" if changes else ""
     hidden = () if show_hosts else hosts_of(_results((*runs, *((base,) if base else ()))))
-    return Material(runs=tuple(runs), base=base, notable=notes, changes=changes, compared=compared, hidden_hosts=hidden)
+    return dataclasses.replace(alone, changes=changes, compared=compared, hidden_hosts=hidden)
 
 
 def material_of_arms(

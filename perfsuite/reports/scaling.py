@@ -124,12 +124,8 @@ def scaling_grid(found: Iterable[Scaling]) -> Grid:
         point, name = scaling.point, name_of(scaling.point.case)
         cells = ("base", "", "")
         if point is not scaling.base:
-            sign = "~" if scaling.doubt else ""
-            cells = (
-                f"{sign}{scaling.speed_up:.3g}",
-                f"vs {scaling.base_name}",
-                "" if sign else f"{scaling.efficiency:.0%}",
-            )
+            sign, share = ("~", "") if scaling.doubt else ("", f"{scaling.efficiency:.0%}")
+            cells = (f"{sign}{scaling.speed_up:.3g}", f"vs {scaling.base_name}", share)
             notes += [f"~ {name}: {scaling.doubt}"] if sign else []
         rows.append((name, str(point.ranks), scaling.kind, *cells))
     if any(scaling.shared and scaling.point is not scaling.base for scaling in scaled):

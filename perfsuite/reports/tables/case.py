@@ -6,6 +6,7 @@ the settings of a sibling that was, and a reason instead of values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,9 +59,8 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     if hosts and ranks % hosts == 0:
         settings["devices_per_node"] = ranks // hosts
     settings["fix_hp"] = _listed(parameters.get("overrides")) or "/"
-    settings["variant"] = ", ".join(
-        filter(None, map(_listed, (parameters.get("overrides"), parameters.get("program"))))
-    )
+    changed = (_listed(parameters.get(name)) for name in ("overrides", "program"))
+    settings["variant"] = ", ".join(filter(None, changed))
     settings["options"] = _options(parameters)
     if "loss" not in (parameters.get("builds") or ()):
         settings.pop("loss_steps", None)
@@ -80,12 +80,10 @@ def schedule_place(name: str) -> str:
 
 def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Size of a kernel or message as ids write it, and the number to sort it by."""
-    if {"m", "k", "n"} <= set(parameters):
-        sides = [parameters[name] for name in "mkn"]
-        return {"size": "x".join(map(str, sides)), "size_order": sides[0] * sides[1] * sides[2]}
-    if {"features_in", "features_out"} <= set(parameters):
-        sides = [parameters[name] for name in ("features_in", "features_out")]
-        return {"features": "x".join(map(str, sides)), "features_order": sides[0] * sides[1]}
+    for name, sides in (("size", ("m", "k", "n")), ("features", ("features_in", "features_out"))):
+        if set(sides) <= set(parameters):
+            lengths = [parameters[side] for side in sides]
+            return {name: "x".join(map(str, lengths)), f"{name}_order": math.prod(lengths)}
     for name in ("message_bytes", "buffer_bytes"):
         if name in parameters:
             return {"size": format_bytes(int(parameters[name])), "size_order": int(parameters[name])}

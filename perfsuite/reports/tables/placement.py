@@ -145,9 +145,8 @@ def notes_of(rows: Sequence[PlacedLine], shown: Mapping[str, str]) -> list[str]:
 
     ``shown`` are titles of the columns by metric.
     """
-    notes: list[str] = []
-    for why, lines in grouped((_comparable(row.case, row.line), row.line) for row in rows if row.case).items():
-        notes.append(f"published, {_places(lines)}: {why}")
+    compared = grouped((_comparable(row.case, row.line), row.line) for row in rows if row.case)
+    notes = [f"published, {_places(lines)}: {why}" for why, lines in compared.items()]
     labelled = (
         (f"[{figure.label}] {{}}: {figure.reason}", (row.line, shown[metric]))
         for row in rows

@@ -26,13 +26,8 @@ def plain_id(node: str) -> str:
 
 
 @functools.cache
-def _ids() -> Mapping[str, str]:
-    return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
-
-
-@functools.cache
 def _by_id() -> Mapping[str, Recipe]:
-    return {_ids()[recipe.name]: recipe for recipe in recipes()}
+    return {plain_id(recipe.case("x")): recipe for recipe in recipes()}
 
 
 def recipe_of_case(node: str) -> Recipe | None:
@@ -53,13 +48,14 @@ def rows_of_case(node: str) -> tuple[tuple[str, int], ...]:
 
 def is_recipe(node: str) -> bool:
     """Whether a case is a published run."""
-    return plain_id(node) in _ids().values()
+    return plain_id(node) in _by_id()
 
 
+@functools.cache
 def id_of_row(table: str, line: int) -> str:
     """Plain id of the case that is a published row; empty where there is none."""
     recipe = recipe_of(table, line)
-    return _ids()[recipe.name] if recipe else ""
+    return plain_id(recipe.case("x")) if recipe else ""
 
 
 def words_of_row(table: str, line: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import code_text
@@ -72,6 +73,7 @@ KERNELS = (
 
 # -- 000 Open-Sora -----------------------------------------------------------------------------------------------
 
+_of_opensora = functools.partial(TableSpec, select=trains("opensora"))
 OPENSORA = Style(
     name="opensora",
     report="000",
@@ -80,9 +82,8 @@ OPENSORA = Style(
     applies=trains("opensora"),
     words=("opensora",),
     tables=(
-        TableSpec(
+        _of_opensora(
             title="Overview",
-            select=trains("opensora"),
             published=("000/overview",),
             columns=(
                 c.LAYOUT,
@@ -95,9 +96,8 @@ OPENSORA = Style(
                 c.LOSS_STEPS,
             ),
         ),
-        TableSpec(
+        _of_opensora(
             title="Compute",
-            select=trains("opensora"),
             published=("000/compute",),
             columns=(
                 c.LAYOUT,
@@ -110,9 +110,8 @@ OPENSORA = Style(
                 c.STEP_S,
             ),
         ),
-        TableSpec(
+        _of_opensora(
             title="Time",
-            select=trains("opensora"),
             published=("000/time",),
             columns=(
                 c.LAYOUT,
@@ -124,9 +123,8 @@ OPENSORA = Style(
             ),
             notes=("the report's backward holds the optimizer: it stands under backward + optimizer",),
         ),
-        TableSpec(
+        _of_opensora(
             title="Memory per device",
-            select=trains("opensora"),
             published=("000/memory",),
             columns=(
                 c.LAYOUT,
@@ -268,7 +266,7 @@ FLAGPERF = Style(
 )
 
 
-def is_of_grid(case: TableCase) -> bool:
+def _is_of_grid(case: TableCase) -> bool:
     """Whether the id of a case is named as in report 003: DP_8x1x1_16_1536x16."""
     return "case_name" in case.settings
 
@@ -305,22 +303,19 @@ def _checked(rows: Sequence[TableCase]) -> Iterator[str]:
 _GROUP, _CASE = setting("group", "group"), setting("case", "case_name")
 _ATTENTION = setting("attention", "attention")
 _WHOLE_CARD = ColumnSpec(title="memory MiB (whole card)", key="whole_device_gib", scale=1024)
-_SAME_AXES = ("dp", "tp", "pp")
+_of_grid = functools.partial(TableSpec, select=_is_of_grid, published=("003/results",), pair_by=("dp", "tp", "pp"))
 
 ONEFLOW = Style(
     name="oneflow",
     report="003",
     title="OneFlow GPT",
     needs="pytest test_perf -k oneflow, or cases of your own that are called by its rule (2D_2x4x1_16_1536x16)",
-    applies=is_of_grid,
+    applies=_is_of_grid,
     words=("oneflow",),
     environment=True,
     tables=(
-        TableSpec(
+        _of_grid(
             title="Cases",
-            select=is_of_grid,
-            published=("003/results",),
-            pair_by=_SAME_AXES,
             columns=(
                 _GROUP,
                 _CASE,
@@ -341,11 +336,8 @@ ONEFLOW = Style(
             ),
             remarks=_checked,
         ),
-        TableSpec(
+        _of_grid(
             title="Results",
-            select=is_of_grid,
-            published=("003/results",),
-            pair_by=_SAME_AXES,
             columns=(
                 _GROUP,
                 _CASE,
@@ -357,11 +349,8 @@ ONEFLOW = Style(
                 c.SAMPLES,
             ),
         ),
-        TableSpec(
+        _of_grid(
             title="Logs",
-            select=is_of_grid,
-            published=("003/results",),
-            pair_by=_SAME_AXES,
             columns=(_GROUP, _CASE, c.LAYOUT, _ATTENTION, setting("log, as OneFlow calls it", "log_name")),
             notes=("OneFlow's program writes a log of this name for the same case",),
         ),

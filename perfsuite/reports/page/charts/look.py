@@ -30,31 +30,18 @@ _ONE_OF_THREE, _ONE_OF_TWO = 14, 24
 NUMBER = ",~r"
 """Format of an axis: ``0.05``, ``20``, ``1,000``; never an SI prefix such as ``500m``, which looks like a unit."""
 
+_TEXT: Spec = {
+    "titleColor": MUTE,
+    "labelFontSize": MEASURED_PX,
+    "titleFontSize": MEASURED_PX,
+    "titleFontWeight": "normal",
+}
 _CONFIG: Spec = {
     "background": None,
     "font": FONT,
     "view": {"stroke": None},
-    "axis": {
-        "labelColor": MUTE,
-        "titleColor": MUTE,
-        "gridColor": GRID,
-        "domainColor": GRID,
-        "tickColor": GRID,
-        "labelFontSize": MEASURED_PX,
-        "titleFontSize": MEASURED_PX,
-        "titleFontWeight": "normal",
-    },
-    "legend": {
-        "labelColor": INK,
-        "titleColor": MUTE,
-        "orient": "top",
-        "labelFontSize": MEASURED_PX,
-        "titleFontSize": MEASURED_PX,
-        "titleFontWeight": "normal",
-        "columns": 3,
-        "labelLimit": 0,
-        "symbolStrokeWidth": 0,
-    },
+    "axis": {**_TEXT, "labelColor": MUTE, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID},
+    "legend": {**_TEXT, "labelColor": INK, "orient": "top", "columns": 3, "labelLimit": 0, "symbolStrokeWidth": 0},
     "title": {"color": DOUBT, "fontSize": MEASURED_PX, "fontWeight": "normal", "anchor": "start"},
     "mark": {"tooltip": None},
     "range": {"category": list(PALETTE)},

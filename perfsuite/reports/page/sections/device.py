@@ -59,15 +59,11 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
     shaped = [(case, figure) for case in calm if (figure := _intensity(case)) is not None]
     drawn = spread_out(shaped, _MOST_POINTS)
     unit, per_tflops = readable_rate([case.values["tflops"] for case, _ in drawn], "TFLOPS")
-    points: list[dict[str, Any]] = [
-        {
-            "intensity": intensity,
-            "rate": case.values["tflops"] * per_tflops,
-            "dtype": str(case.parameters.get("dtype")),
-            "tip": f"{words_of(case.case)}: {_rate(case)} {share_of_peak(case.metric('tflops'), case)}".strip(),
-        }
-        for case, intensity in drawn
-    ]
+    points: list[dict[str, Any]] = []
+    for case, intensity in drawn:
+        rate, dtype = case.values["tflops"] * per_tflops, str(case.parameters.get("dtype"))
+        tip = f"{words_of(case.case)}: {_rate(case)} {share_of_peak(case.metric('tflops'), case)}".strip()
+        points.append({"intensity": intensity, "rate": rate, "dtype": dtype, "tip": tip})
     columns: dict[str, Callable[[Result], str]] = {
         "case": lambda case: case.name,
         "dtype": lambda case: str(case.parameters.get("dtype", "")),

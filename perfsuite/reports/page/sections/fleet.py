@@ -152,18 +152,9 @@ def _rows_used(fleet: Fleet) -> Table | None:
         for entry in runs[0].expected:
             if entry.rows:
                 entries.setdefault(f"{entry.case} {entry.metric.name}", entry)
-    rows = [
-        (
-            f"{entry.question} {entry.size}",
-            row.kind,
-            significant(row.low) if row.low == row.highest else f"{significant(row.low)} to {significant(row.highest)}",
-            row.unit,
-            row.date,
-            row.software,
-            row.source,
-        )
-        for entry in entries.values()
-        for row in entry.rows
-    ]
+    rows = []
+    for question, row in ((f"{entry.question} {entry.size}", row) for entry in entries.values() for row in entry.rows):
+        figure = " to ".join(dict.fromkeys(map(significant, (row.low, row.highest))))
+        rows.append((question, row.kind, figure, row.unit, row.date, row.software, row.source))
     columns = ("question", "kind", "figure", "unit", "date", "software", "source")
     return Table(grid=grid(columns, rows)) if rows else None

@@ -105,16 +105,11 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
         {"begin": low - 0.5, "end": high - 0.5, "value": statistics.geometric_mean(series.values[low:high])}
         for low, high in itertools.pairwise(ends)
     ]
-    marks = [
-        {
-            "begin": series.place(change.at) - 0.5,
-            "at": series.place(change.until) - 0.5,
-            "tone": "bad" if change.ratio.value > 1 else "good",
-            "label": f"{_commits(series, change)} {change.ratio.percent}",
-            "tip": _tip(findings, change),
-        }
-        for change in changes
-    ]
+    marks = []
+    for change in changes:
+        begin, at = (series.place(row) - 0.5 for row in (change.at, change.until))
+        label, tone = f"{_commits(series, change)} {change.ratio.percent}", "bad" if change.ratio.value > 1 else "good"
+        marks.append({"begin": begin, "at": at, "tone": tone, "label": label, "tip": _tip(findings, change)})
     environment = [
         {"at": series.place(at) - 0.5, "tip": f"environment: {'; '.join(phrases)}"}
         for at, phrases in findings.environment

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.text import bare_name
 from perfsuite.base.units import GIB, count, format_seconds, plural, readable_unit, significant, size
-from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
+from perfsuite.metrics.pipeline import impossible_bubble
 from perfsuite.record.result import Result
 from perfsuite.reports.document import (
     MOST_BARS,
@@ -105,17 +105,13 @@ def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
     labelled = labels([short(case) for case in drawn])
     whole = [sum(max(0.0, parts.amount(case, name) or 0.0) for name in parts.names) for case in drawn]
     unit, in_unit = time_unit(max(whole, default=1.0)) if parts.unit == "s" else readable_unit(whole)
-    values = [
-        {
-            "row": row,
-            "part": name,
-            "place": place,
-            "value": max(0.0, parts.amount(case, name) or 0.0) / in_unit,
-            "tip": f"{case.name}: {name} {parts.text(parts.amount(case, name)) or 'unknown'}",
-        }
-        for row, case in zip(labelled, drawn, strict=True)
-        for place, name in enumerate(parts.names)
-    ]
+    values = []
+    for row, case in zip(labelled, drawn, strict=True):
+        for place, name in enumerate(parts.names):
+            amount = parts.amount(case, name)
+            tip = f"{case.name}: {name} {parts.text(amount) or 'unknown'}"
+            value = max(0.0, amount or 0.0) / in_unit
+            values.append({"row": row, "part": name, "place": place, "value": value, "tip": tip})
     mark = marked if parts.unit == "s" else lambda _, text: text
     cells = [
         (case.name, *(mark(case, parts.text(parts.amount(case, name))) for name in parts.names))
@@ -298,26 +294,18 @@ def pipelines(material: Material) -> Section | None:
     drawings, rest = _timelines(cases)
     blocks: list[Block] = [Charts(charts=_bubbles(cases)), *drawings]
     if rest:
-        text = f"{plural(rest, 'more timeline')}: perfsuite trace JOURNAL --out DIR draws all"
-        blocks.append(Words(text=text))
+        blocks.append(Words(text=f"{plural(rest, 'more timeline')}: perfsuite trace JOURNAL --out DIR draws all"))
     return Section(key="pipelines", title="Pipelines", blocks=blocks)
 
 
 def _bubbles(cases: Sequence[Result]) -> list[Chart]:
-    table = grid(
-        ("case", *(name for name, _ in _BUBBLES), "remark"),
-        [
-            (
-                case.name,
-                *(_percent(case, key) for _, key in _BUBBLES),
-                "smaller than simulated with the same durations: a measurement error"
-                if case.values["bubble_ratio"] < case.values.get("simulated_bubble_ratio", 0.0) - SIMULATION_TOLERANCE
-                else "",
-            )
-            for case in cases
-        ],
-        ("bubble_ratio: idle share of all ranks' time",),
-    )
+    cells = []
+    for case in cases:
+        is_wrong = impossible_bubble(case.values["bubble_ratio"], case.values.get("simulated_bubble_ratio", 0.0))
+        remark = "smaller than simulated with the same durations: a measurement error" if is_wrong else ""
+        cells.append((case.name, *(_percent(case, key) for _, key in _BUBBLES), remark))
+    columns = ("case", *(name for name, _ in _BUBBLES), "remark")
+    table = grid(columns, cells, ("bubble_ratio: idle share of all ranks' time",))
     drawn = cases[: 2 * MOST_BARS]
     caption = left_out(len(drawn), len(cases))
     charts = [Chart(title="Bubbles, worst first", spec=_spec(drawn[:MOST_BARS]), grid=table, caption=caption)]
