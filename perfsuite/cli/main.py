@@ -53,8 +53,7 @@ class Command:
     mixes: bool = False  # Whether options may appear between the positional arguments.
 
 
-_LONG_WORD = re.compile(r"(\S{250})\S{250,}")
-"""A name in a file of others; a message stays readable without its rest."""
+_LONG_WORD = re.compile(r"(\S{250})\S{250,}")  # A name in a file of others; a message stays readable without its rest.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,8 +178,7 @@ def print_lines(lines: Iterable[str]) -> None:
     print_marked((line, "") for line in lines)
 
 
-_COLOURS = {"bad": 31, "doubt": 33, "good": 32}
-"""Codes of red, yellow and green by mark."""
+_COLOURS = {"bad": 31, "doubt": 33, "good": 32}  # Codes of red, yellow and green by mark.
 
 
 def print_marked(lines: Iterable[tuple[str, str]], color: str = "no") -> None:

@@ -20,13 +20,10 @@ from perfsuite.reports.ids import numbered
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.grids import markdown
 
-SIZES = 8
-"""Sizes of an imported collective that are shown where nothing was measured here at the same size."""
-FIGURES = 24
-"""Figures of other kinds that are shown of a file."""
+SIZES = 8  # Sizes of an imported collective that are shown where nothing was measured here at the same size.
+FIGURES = 24  # Figures of other kinds that are shown of a file.
 NEVER = "imported figures are neither measured here nor published: never a baseline, never gated"
-_OWN = re.compile(r"[-+\d., %\[\]]*")
-"""A figure with its interval, which cannot be a mark."""
+_OWN = re.compile(r"[-+\d., %\[\]]*")  # A figure with its interval, which cannot be a mark.
 _COLLECTIVE = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 
@@ -139,8 +136,7 @@ def _others(files: Sequence[Imported]) -> Grid:
     return Grid(title="Figures of other tools", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
 
-NAMED = 4
-"""Commits of a change that are named."""
+NAMED = 4  # Commits of a change that are named.
 
 
 @dataclass(frozen=True, kw_only=True)

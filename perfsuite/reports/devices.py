@@ -76,13 +76,10 @@ def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> st
     return f", {name} {ends} (lowest {significant(min(values))}, highest {significant(max(values))})"
 
 
-_OUT_OF_LINE = 0.02
-"""Least relative distance of an outlier from the median device."""
+_OUT_OF_LINE = 0.02  # Least relative distance of an outlier from the median device.
 _DEVIATIONS = 4.0
-_OF_NORMAL = 1.4826
-"""Standard deviations in a median absolute deviation of normal values."""
-_FEWEST = 3
-"""Devices that are needed to name an outlier."""
+_OF_NORMAL = 1.4826  # Standard deviations in a median absolute deviation of normal values.
+_FEWEST = 3  # Devices that are needed to name an outlier.
 
 
 def every_device_grid(results: Iterable[Result]) -> Grid:

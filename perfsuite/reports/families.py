@@ -21,10 +21,8 @@ from perfsuite.reports.scaling import Scaling, scalings
 
 RATES = ("tflops_per_device", "tflops")
 _PROCESSED = ("tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")
-OTHERS = "times"
-"""The family of cases whose work has no known amount, such as a function of the user's own."""
-MOST_PARTS = 60
-"""Parts of a line that are written out: more than a screen of any width takes."""
+OTHERS = "times"  # The family of cases whose work has no known amount, such as a function of the user's own.
+MOST_PARTS = 60  # Parts of a line that are written out: more than a screen of any width takes.
 
 
 FamilyLine = tuple[str, tuple[str, ...], int]
@@ -37,8 +35,7 @@ class Figure:
 
     result: Result
     name: str
-    value: float
-    """In the metric's unit, per device where a kernel ran on several devices at once."""
+    value: float  # In the metric's unit, per device where a kernel ran on several devices at once.
 
     @property
     def metric(self) -> Metric:
@@ -66,8 +63,7 @@ class Figure:
         return burst(self.result) if self.name in RATES else ""
 
 
-_Parts = tuple[Iterable[str], int]
-"""Texts, which may be made one by one as they are asked for, and how many there are."""
+_Parts = tuple[Iterable[str], int]  # Texts, which may be made one by one as they are asked for, and how many there are.
 
 
 def family_lines(results: Iterable[Result]) -> list[FamilyLine]:

@@ -28,8 +28,7 @@ from perfsuite.reports.tables.recording import gathered
 _MEANT = {"throughput_per_device": "samples_per_s_per_device", "loss": "final_loss"}
 """Metrics by role where report 000 or 002 printed figures of another kind in the column than its title says."""
 _WHOLE_DEVICE = "whole_device_gib"
-_DOUBTS = (INSTRUMENTED, NOT_QUIET, THROTTLED)
-"""Beginnings of warnings that are copied into footnotes."""
+_DOUBTS = (INSTRUMENTED, NOT_QUIET, THROTTLED)  # Beginnings of warnings that are copied into footnotes.
 _PERCENT, _PALM = "mfu_percent", "mfu_palm_percent"
 _CODE = re.compile(r" {0,3}(```+|~~~+)")
 _RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?")
@@ -47,20 +46,15 @@ class Filled:
     """The file with its cells filled."""
 
     text: str
-    cells: int
-    """Cells that were filled."""
-    left: Mapping[str, int]
-    """Why other cells of the report's rows are empty -> how many."""
-    tables: tuple[str, ...]
-    """The report's tables in the file: ``002/performance``."""
+    cells: int  # Cells that were filled.
+    left: Mapping[str, int]  # Why other cells of the report's rows are empty -> how many.
+    tables: tuple[str, ...]  # The report's tables in the file: ``002/performance``.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    number: int
-    """From 0."""
-    cells: tuple[tuple[int, int], ...]
-    """Begin and end of each cell in the line."""
+    number: int  # From 0.
+    cells: tuple[tuple[int, int], ...]  # Begin and end of each cell in the line.
     text: str
 
     @property
@@ -207,8 +201,7 @@ class _Filling:
     """Fills cells; keeps the footnotes, the count, and the reasons of empty cells."""
 
     material: Material
-    first: int
-    """Number of the first footnote."""
+    first: int  # Number of the first footnote.
     notes: list[str] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
     count: int = 0

@@ -25,8 +25,7 @@ from perfsuite.reports.document import grouped
 from perfsuite.reports.pairs import pair_matrices
 
 FEWEST_CASES = 5
-CHANCE = 1e-3
-"""Probability with which equal ranks give one of them so many slowest places."""
+CHANCE = 1e-3  # Probability with which equal ranks give one of them so many slowest places.
 _LEAST_SHARE = 0.8
 _LEAST_EXCESS = 0.02
 
@@ -78,10 +77,8 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Sure = Literal["sure", "likely", "unsure"]
 """sure: a fact, or confirmed by runs of both sides; likely: runs against stored ones; unsure: one run of each case."""
-_NAMED = 3
-"""Keys of an environment that a sentence names."""
-TOLERANCE = GateSettings.tolerance
-"""Largest difference between cases of equal work that is not a finding."""
+_NAMED = 3  # Keys of an environment that a sentence names.
+TOLERANCE = GateSettings.tolerance  # Largest difference between cases of equal work that is not a finding.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +86,13 @@ class Notable:
     """One finding."""
 
     kind: Kind
-    case: str
-    """pytest node id, of several cases the one with the largest effect; empty for the suite as a whole."""
-    sentence: str
-    """Without the case's id."""
+    case: str  # pytest node id, of several cases the one with the largest effect; empty for the suite as a whole.
+    sentence: str  # Without the case's id.
     sure: Sure
     effect: float | None = None
     """Relative change, larger is worse (0.05: 5 % slower); of equal work slowest over fastest less 1; None without."""
-    interval: tuple[float, float] | None = None
-    """95 % interval of the effect; None where there are not several runs."""
-    cases: tuple[str, ...] = ()
-    """All cases of the finding, if there are several."""
+    interval: tuple[float, float] | None = None  # 95 % interval of the effect; None where there are not several runs.
+    cases: tuple[str, ...] = ()  # All cases of the finding, if there are several.
 
 
 def notable(run: RunRecord) -> tuple[Notable, ...]:

@@ -34,13 +34,10 @@ class Beside:
     high: float
     measured: float | None = None
     published: float | None = None
-    label: str = ""
-    """Plausibility of the published figure."""
+    label: str = ""  # Plausibility of the published figure.
     lower_bound: bool = False
-    binding: str = ""
-    """Resource that most of the step waits for, and its share; in the row of the step time."""
-    memory: str = ""
-    """Of the fullest rank; in the row of the step time."""
+    binding: str = ""  # Resource that most of the step waits for, and its share; in the row of the step time.
+    memory: str = ""  # Of the fullest rank; in the row of the step time.
 
     @property
     def cells(self) -> tuple[str, ...]:

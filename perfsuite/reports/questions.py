@@ -38,16 +38,12 @@ _COLUMNS = ("question", "best", "of peak", "expected", "devices and links")
 class Answer:
     """One row."""
 
-    family: str
-    """A key of MOST_ROWS."""
+    family: str  # A key of MOST_ROWS.
     question: str
     best: str
-    share: str = ""
-    """Share of the peak, and the kind of the peak."""
-    expected: str = ""
-    """Expected range and the word of the verdict; empty if no expectation matches."""
-    note: str = ""
-    """Spread over devices, slow members by name, or the time of the smallest message."""
+    share: str = ""  # Share of the peak, and the kind of the peak.
+    expected: str = ""  # Expected range and the word of the verdict; empty if no expectation matches.
+    note: str = ""  # Spread over devices, slow members by name, or the time of the smallest message.
     mark: Mark = ""
 
 

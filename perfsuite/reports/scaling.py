@@ -18,19 +18,13 @@ from perfsuite.reports.ids import name_of, without_ranks
 class Point:
     """The ranks, work and time of one measured case."""
 
-    case: str
-    """pytest node id."""
-    series: tuple[str, ...]
-    """Everything but the ranks, equal in the cases of one series."""
+    case: str  # pytest node id.
+    series: tuple[str, ...]  # Everything but the ranks, equal in the cases of one series.
     ranks: int
-    work: float
-    """Samples of a step on all ranks, tokens where there are no samples."""
-    time_s: float
-    """Median seconds of a step."""
-    devices: int | None = None
-    """Distinct devices behind the ranks; None if it is unknown."""
-    disturbed: str = ""
-    """Why its time is disturbed, see :func:`perfsuite.metrics.disturbance`; empty if it is not."""
+    work: float  # Samples of a step on all ranks, tokens where there are no samples.
+    time_s: float  # Median seconds of a step.
+    devices: int | None = None  # Distinct devices behind the ranks; None if it is unknown.
+    disturbed: str = ""  # Why its time is disturbed, see :func:`perfsuite.metrics.disturbance`; empty if it is not.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +32,10 @@ class Scaling:
     """How one case scales over its base."""
 
     point: Point
-    base: Point
-    """The smallest number of ranks of the series."""
+    base: Point  # The smallest number of ranks of the series.
     kind: Kind
     speed_up: float
-    efficiency: float
-    """Speed-up over times the ranks; 1 is linear."""
+    efficiency: float  # Speed-up over times the ranks; 1 is linear.
 
     @property
     def base_name(self) -> str:

@@ -21,8 +21,7 @@ class Recording:
     """A run of a journal, of a baseline file or of a session, and the row of its platform."""
 
     run: RunRecord
-    device: DeviceModel | None = None
-    """None for an unknown platform."""
+    device: DeviceModel | None = None  # None for an unknown platform.
     times_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Median seconds of all runs of a case by node id, the newest last; empty if there is one run."""
 
@@ -31,8 +30,7 @@ class Recording:
 class StoredResult(Result):
     """A case of a baseline, which keeps quantiles of the samples and no measurement."""
 
-    times_s: tuple[float, ...] = ()
-    """Median seconds of each run that is kept, the newest last."""
+    times_s: tuple[float, ...] = ()  # Median seconds of each run that is kept, the newest last.
 
     @property
     def median_s(self) -> float:

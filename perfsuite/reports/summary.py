@@ -23,8 +23,7 @@ from perfsuite.reports.notable import Notable
 from perfsuite.reports.questions import slow_lines
 from perfsuite.reports.screen import accepted, outcome_counts, skip_reasons
 
-LIMIT_BYTES = 64_000
-"""Size of a summary; GitHub allows 1 MiB for all steps together."""
+LIMIT_BYTES = 64_000  # Size of a summary; GitHub allows 1 MiB for all steps together.
 _SLOWER = ("regressed", "drifted", "environment")
 _FOOT_BYTES = 300
 _NOTABLE = 40

@@ -27,8 +27,7 @@ from perfsuite.reports.scaling import scaling_grid, scalings
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
 """Rates that are larger before a power cap lowers the clock."""
-SAME_AS_MEDIAN = "latency_us"
-"""The median column shows it already."""
+SAME_AS_MEDIAN = "latency_us"  # The median column shows it already.
 
 
 def metric_tables(
@@ -318,10 +317,8 @@ class CollectiveFit:
     collective: str
     world_size: int
     dtype: str
-    sizes: int
-    """Different message sizes that were measured."""
-    fit: AlphaBeta | None
-    """None where no straight line can be fitted; ``reason`` then says why."""
+    sizes: int  # Different message sizes that were measured.
+    fit: AlphaBeta | None  # None where no straight line can be fitted; ``reason`` then says why.
     reason: str = ""
 
     @property

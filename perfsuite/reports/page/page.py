@@ -70,8 +70,7 @@ def named(svg: str, name: str, prefix: str) -> str:
 
 MOST_CHARTS = 24
 SIMULATED = "SIMULATED DEVICES: no time here is a measurement"
-_FIGURE = re.compile(r"[-+~]?\d|x \d|\[[-+]?\d|< ?\d")
-"""The beginning of a cell in a column of numbers."""
+_FIGURE = re.compile(r"[-+~]?\d|x \d|\[[-+]?\d|< ?\d")  # The beginning of a cell in a column of numbers.
 _HASH = re.compile(r"(?=.*[a-f])[0-9a-f]{7,}")
 _LONGEST_FIGURE = 34
 

@@ -26,10 +26,8 @@ from perfsuite.reports.tables.case_names import log_name, name_in
 from perfsuite.reports.tables.published import is_recipe
 from perfsuite.workloads.tensor_linear import SPLITS
 
-_OF_STAGES = ("schedule", "stages_per_rank")
-"""Options of a strategy that have columns of their own."""
-_SCHEDULES = ("naive", "gpipe", "1f1b")
-"""In report 004's order."""
+_OF_STAGES = ("schedule", "stages_per_rank")  # Options of a strategy that have columns of their own.
+_SCHEDULES = ("naive", "gpipe", "1f1b")  # In report 004's order.
 
 
 def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: int | None) -> dict[str, Any]:
@@ -183,38 +181,24 @@ def whole(number: float) -> float:
 class TableCase:
     """One case, ready to be put into rows."""
 
-    case: str
-    """pytest node id."""
+    case: str  # pytest node id.
     platform: str
-    workload: str
-    """Class or function without its module: TrainStep."""
+    workload: str  # Class or function without its module: TrainStep.
     ranks: int
-    parameters: Mapping[str, Any]
-    """Fields of the workload."""
-    settings: Mapping[str, Any]
-    """Settings by name: ranks, layout, model, local_batch_size, dp, schedule, ..."""
-    values: Mapping[str, float] = field(default_factory=dict)
-    """Values by name of the metric."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why a metric has no value."""
-    bases: Mapping[str, str] = field(default_factory=dict)
-    """The base of a ratio: ``speedup`` -> ``1 rank``."""
-    base_ranks: int = 0
-    """Ranks that a speed-up is counted from; 0 without one."""
-    kind: str = ""
-    """weak, strong or mixed, for a case with others of its series on other numbers of ranks."""
-    shared: bool = False
-    """Whether the ranks share one device with those of the base."""
-    missing: str = ""
-    """Why nothing was measured: skipped, failed, OOM at X GiB of Y; empty when something was."""
-    projected: bool = False
-    """Whether the values are projected; ``missing`` then has the band of the step."""
+    parameters: Mapping[str, Any]  # Fields of the workload.
+    settings: Mapping[str, Any]  # Settings by name: ranks, layout, model, local_batch_size, dp, schedule, ...
+    values: Mapping[str, float] = field(default_factory=dict)  # Values by name of the metric.
+    reasons: Mapping[str, str] = field(default_factory=dict)  # Why a metric has no value.
+    bases: Mapping[str, str] = field(default_factory=dict)  # The base of a ratio: ``speedup`` -> ``1 rank``.
+    base_ranks: int = 0  # Ranks that a speed-up is counted from; 0 without one.
+    kind: str = ""  # weak, strong or mixed, for a case with others of its series on other numbers of ranks.
+    shared: bool = False  # Whether the ranks share one device with those of the base.
+    missing: str = ""  # Why nothing was measured: skipped, failed, OOM at X GiB of Y; empty when something was.
+    projected: bool = False  # Whether the values are projected; ``missing`` then has the band of the step.
     fingerprint: str = ""
     simulated: bool = False
-    traffic: tuple[Traffic, ...] = ()
-    """Messages of a step, from a separate build."""
-    components: tuple[Component, ...] = ()
-    """Parts of that step."""
+    traffic: tuple[Traffic, ...] = ()  # Messages of a step, from a separate build.
+    components: tuple[Component, ...] = ()  # Parts of that step.
 
     @property
     def model(self) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 
 from perfsuite.published.lookup import chosen
 
-GROUPS = ("DP", "MP", "2D", "PP")
-"""In the report's order."""
+GROUPS = ("DP", "MP", "2D", "PP")  # In the report's order.
 _PREFIXES = ("DP", "MP", "2D", "DP_PP", "MP_PP", "2D_PP")
 _NAME = re.compile(
     r"(?P<prefix>(?:DP|MP|2D)(?:_PP)?)_(?P<dp>\d+)x(?P<tp>\d+)x(?P<pp>\d+)_(?P<batch>\d+)_(?P<width>\d+)x(?P<layers>\d+)"
@@ -25,8 +24,7 @@ _LOG = (
     "_gbz{global_batch_size}_s{sequence_length}_l{num_layers}_h{hidden_size}_nh{num_heads}.log"
 )
 """As report 003 calls its logs."""
-_UNKNOWN = 99
-"""Place of a case that is not in the report."""
+_UNKNOWN = 99  # Place of a case that is not in the report.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +32,11 @@ class CaseName:
     """The settings in a name."""
 
     text: str
-    prefix: str
-    """DP, MP, 2D, DP_PP, MP_PP or 2D_PP."""
+    prefix: str  # DP, MP, 2D, DP_PP, MP_PP or 2D_PP.
     dp: int
     tp: int
     pp: int
-    batch: int
-    """Global."""
+    batch: int  # Global.
     width: int
     layers: int
 

@@ -21,8 +21,7 @@ _HARDWARE = (
     ("power caps", "power_caps"),
 )
 _SOFTWARE = (("operating system", "os"), ("kernel", "kernel"), ("container", "container"), ("Python", "python"))
-_LIBRARIES = ("driver", "packages", "variables", "declared")
-"""Fields that are tables of their own: a row per entry."""
+_LIBRARIES = ("driver", "packages", "variables", "declared")  # Fields that are tables of their own: a row per entry.
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 

@@ -229,8 +229,7 @@ def _doubts(cases: Sequence[TableCase], shown: Mapping[str, str]) -> Iterator[st
             yield f"{above}, look at the base: {code_text(case.case)}"
 
 
-_FIGURE = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
-"""A figure, its label, its base."""
+_FIGURE = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")  # A figure, its label, its base.
 
 
 _TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<!\\)\](?=\()")

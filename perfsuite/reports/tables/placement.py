@@ -29,14 +29,10 @@ class PlacedLine:
     """A published row with its place in a table."""
 
     line: PublishedLine
-    after: int
-    """Index of the case before it; -1: first."""
-    case: TableCase | None
-    """The measured case before it; None if none has similar settings."""
-    was_run: bool
-    """Whether that case is the row's run, and not another one of like settings."""
-    reason: str = ""
-    """Why its case was not measured, where this run had it."""
+    after: int  # Index of the case before it; -1: first.
+    case: TableCase | None  # The measured case before it; None if none has similar settings.
+    was_run: bool  # Whether that case is the row's run, and not another one of like settings.
+    reason: str = ""  # Why its case was not measured, where this run had it.
 
     @property
     def missing(self) -> str:

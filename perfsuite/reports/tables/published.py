@@ -71,11 +71,9 @@ _ALSO = {"accumulation": "num_micro_batches", "local_batch_size": "micro_batch_s
 class PublishedLine:
     """One row of a published table, by metric."""
 
-    table: str
-    """``000/overview``."""
+    table: str  # ``000/overview``.
     run: PublishedRun
-    figures: Mapping[str, PublishedFigure]
-    """By name of the metric; none where the run did not fit."""
+    figures: Mapping[str, PublishedFigure]  # By name of the metric; none where the run did not fit.
 
     @property
     def line(self) -> int:

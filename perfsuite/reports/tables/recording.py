@@ -65,8 +65,7 @@ class ReportCases:
 
     cases: tuple[TableCase, ...]
     rest: Mapping[str, str]
-    base: str = ""
-    """Platform of the base; empty without one."""
+    base: str = ""  # Platform of the base; empty without one.
 
 
 def table_cases(recording: Recording) -> list[TableCase]:

@@ -143,8 +143,7 @@ METHODS = Style(
 )
 
 
-_NAMED = 4
-"""Cases without a row that are named for each reason."""
+_NAMED = 4  # Cases without a row that are named for each reason.
 LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] contradictory: perfsuite docs published"
 
 

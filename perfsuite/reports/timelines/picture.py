@@ -23,14 +23,10 @@ from perfsuite.schedules.catalog import SCHEDULES, formula_bubble
 from perfsuite.schedules.replay import replay
 from perfsuite.schedules.schedule import LETTERS
 
-LEFT, RIGHT, TOP, BOTTOM = 70, 160, 88, 44
-"""Margins around the lanes, pixels."""
-LANE, GAP = 26, 14
-"""Height of a lane and of the space below it for the marks of messages, pixels."""
-DIGIT = 6.7
-"""Width of a letter or digit at 11 pixels; browsers differ by less than 5 %."""
-TICK = 5
-"""Length of the mark of a message, pixels."""
+LEFT, RIGHT, TOP, BOTTOM = 70, 160, 88, 44  # Margins around the lanes, pixels.
+LANE, GAP = 26, 14  # Height of a lane and of the space below it for the marks of messages, pixels.
+DIGIT = 6.7  # Width of a letter or digit at 11 pixels; browsers differ by less than 5 %.
+TICK = 5  # Length of the mark of a message, pixels.
 GREY = "#444444"
 SENT, RECEIVED = "#c0392b", "#2c3e50"
 
@@ -48,12 +44,9 @@ LETTER: Mapping[str, str] = {str(kind): letter for kind, letter in LETTERS.items
 class Scale:
     """Conversion from seconds to pixels."""
 
-    zero_s: float
-    """Start of the first action."""
-    length_s: float
-    """Duration of the step."""
-    width: float
-    """Pixels of the whole step."""
+    zero_s: float  # Start of the first action.
+    length_s: float  # Duration of the step.
+    width: float  # Pixels of the whole step.
 
     def x(self, seconds: float) -> float:
         """Return the pixels from the left edge; times outside the step are at its ends."""
@@ -113,10 +106,8 @@ def longest(texts: Iterable[str], size: float = 11) -> float:
     return max((len(text) for text in texts), default=0) * DIGIT * size / 11
 
 
-_NARROWEST, _WIDEST = 700, 6000
-"""Minimum and maximum pixels of a step."""
-_PER_ACTION = 150
-"""Maximum pixels per action of a rank; long waits would make the picture too wide."""
+_NARROWEST, _WIDEST = 700, 6000  # Minimum and maximum pixels of a step.
+_PER_ACTION = 150  # Maximum pixels per action of a rank; long waits would make the picture too wide.
 
 
 def timeline_svg(timeline: Timeline, *, title: str = "", step_px: float | None = None) -> str:

@@ -10,16 +10,13 @@ from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts.look import Spec, frame
 
 Rows = Sequence[Mapping[str, Any]]
-WIDTH = 205
-"""Pixels of the axis; with its labels a chart fits a phone of 400 pixels without smaller text."""
+WIDTH = 205  # Pixels of the axis; with its labels a chart fits a phone of 400 pixels without smaller text.
 _STEP: Spec = {"step": 18}
 _POINT: Spec = {"type": "point", "filled": True, "size": 50, "opacity": 1}
-_CHARACTER_PX = 6.2
-"""Width of a digit at 11 pixels."""
+_CHARACTER_PX = 6.2  # Width of a digit at 11 pixels.
 _NARROWEST, _WIDEST, _FULL_WIDTH = 54, 110, 1050
 """Pixels of a column of a heat map at least and at most, and of all columns on a page of 1280 pixels."""
-_LEAST_REACH = 1.0
-"""Intervals up to this relative change are drawn whole."""
+_LEAST_REACH = 1.0  # Intervals up to this relative change are drawn whole.
 
 
 def _lines(values: Rows | None, encoding: Spec, **mark: Any) -> Spec:

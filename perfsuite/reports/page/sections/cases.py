@@ -23,8 +23,7 @@ from perfsuite.reports.terminal import case_facts, case_metrics
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
 """Maximum bytes of rows and of details on a page of 5 MB; failed and slow cases get their details first."""
 _STRIP_PX = 240
-_LOOKED_INTO = 2000
-"""With more cases, only those with details show their rank spread and disturbed samples."""
+_LOOKED_INTO = 2000  # With more cases, only those with details show their rank spread and disturbed samples.
 _KEY = (
     ("busbw_gb_per_s", 1e9, "B/s bus"),
     ("tflops", 1e12, "FLOPS"),
@@ -148,8 +147,7 @@ def _details(case: Result, material: Material) -> Iterator[tuple[str, str]]:
             yield "median of each rank", listed(ranks, 16)
 
 
-_LONGEST = 240
-"""Maximum characters of a reason."""
+_LONGEST = 240  # Maximum characters of a reason.
 
 
 def environment(material: Material) -> Section | None:

@@ -17,10 +17,8 @@ from perfsuite.reports.page.charts.rows import bandwidth
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
 from perfsuite.reports.terminal import CollectiveFit, fit_collectives, fits_grid
 
-_MOST_DRAWN = 16
-"""Maximum ranks of a matrix that is drawn; a larger one is only a table."""
-MOST_MATRICES = 12
-"""Maximum matrices; those with slow links come first."""
+_MOST_DRAWN = 16  # Maximum ranks of a matrix that is drawn; a larger one is only a table.
+MOST_MATRICES = 12  # Maximum matrices; those with slow links come first.
 
 
 def pair_blocks(results: Sequence[Result]) -> list[Block]:
@@ -52,8 +50,7 @@ def _drawn(matrix: PairMatrix) -> Any:
 
 MOST_CHARTS = 6
 _MOST_POINTS = 120
-_MOST_RANKS = 6
-"""Maximum numbers of ranks in a chart, evenly spread."""
+_MOST_RANKS = 6  # Maximum numbers of ranks in a chart, evenly spread.
 
 
 def section(material: Material) -> Section | None:

@@ -32,10 +32,8 @@ from perfsuite.reports.page.sections.training import short
 from perfsuite.statistics.robust import median
 
 _MOST_DEVICES = 16
-_MOST_POINTS = 120
-"""Maximum points of a roofline."""
-_OUT = {"int8": 4}
-"""Bytes of an element of the product, for dtypes where they differ from those of the factors."""
+_MOST_POINTS = 120  # Maximum points of a roofline.
+_OUT = {"int8": 4}  # Bytes of an element of the product, for dtypes where they differ from those of the factors.
 
 
 def section(material: Material) -> Section | None:

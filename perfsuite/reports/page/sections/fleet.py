@@ -17,10 +17,8 @@ from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.charts.rows import heat_map
 from perfsuite.statistics.robust import median
 
-MOST_NODES = 100
-"""Maximum nodes of a map and of a table: nodes that do not pass come first."""
-MOST_DEVICES = 12
-"""Maximum nodes whose devices are drawn."""
+MOST_NODES = 100  # Maximum nodes of a map and of a table: nodes that do not pass come first.
+MOST_DEVICES = 12  # Maximum nodes whose devices are drawn.
 _CAPTION = (
     "difference from the median of the population; red: slower, blue: faster, full colour at 20 %; "
     "grey: absent or not measured"

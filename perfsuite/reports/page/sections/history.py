@@ -20,8 +20,7 @@ from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts.look import time_unit
 from perfsuite.reports.page.charts.rows import over_sessions
 
-BESIDE_RUNS = 6
-"""Maximum charts of a history on the page of a run."""
+BESIDE_RUNS = 6  # Maximum charts of a history on the page of a run.
 CAPTION = (
     "points: sessions, without the common shift of all cases; lines: levels; dashed: a level changed, with the commit; "
     "grey: a gradual change; triangles: the environment changed"
@@ -60,11 +59,9 @@ def _sentence(by_case: Mapping[str, Sequence[HistoryChange]], charts: int) -> st
 class _Series:
     """One case over the sessions that measured it, oldest first."""
 
-    rows: Sequence[int]
-    """Indices among the ordered sessions."""
+    rows: Sequence[int]  # Indices among the ordered sessions.
     values: Sequence[float]
-    commits: Sequence[str]
-    """Short hashes; the day of a session without a commit."""
+    commits: Sequence[str]  # Short hashes; the day of a session without a commit.
     unit: str
 
     def place(self, row: int) -> int:

@@ -39,8 +39,7 @@ from perfsuite.reports.tables.recording import gathered
 from perfsuite.reports.tables.report import STYLES
 from perfsuite.reports.timelines.picture import timeline_svg
 
-MOST_MODELS = 2
-"""Maximum charts of time, and of memory: one for each of the models with the most cases."""
+MOST_MODELS = 2  # Maximum charts of time, and of memory: one for each of the models with the most cases.
 
 
 class _Parts(NamedTuple):
@@ -48,12 +47,9 @@ class _Parts(NamedTuple):
 
     title: str
     names: tuple[str, ...]
-    end: str
-    """Suffix of the metrics."""
-    in_unit: float
-    """Seconds or bytes of one unit of the metrics."""
-    unit: str
-    """s or B."""
+    end: str  # Suffix of the metrics.
+    in_unit: float  # Seconds or bytes of one unit of the metrics.
+    unit: str  # s or B.
 
     def amount(self, case: Result, name: str) -> float | None:
         """Return the seconds or bytes of a part; None for an unknown part."""
@@ -217,10 +213,8 @@ def _published(material: Material) -> list[Grid]:
 
 # -- scaling -----------------------------------------------------------------------------------------------------------
 
-MOST_SERIES = 6
-"""Maximum lines of a chart: the series with the most numbers of ranks."""
-_MOST_COMPUTED = 30
-"""Maximum series of the table."""
+MOST_SERIES = 6  # Maximum lines of a chart: the series with the most numbers of ranks.
+_MOST_COMPUTED = 30  # Maximum series of the table.
 
 
 def scaling(material: Material) -> Section | None:
@@ -276,11 +270,9 @@ _BUBBLES = (
     ("same durations, simulated", "simulated_bubble_ratio"),
     ("measured", "bubble_ratio"),
 )
-_STEP_PX = 860
-"""Width of a step on a page of 1280 pixels."""
+_STEP_PX = 860  # Width of a step on a page of 1280 pixels.
 MOST_TIMELINES = 24
-MOST_BYTES = 700_000
-"""Maximum size of all timelines; the page has 5 MB for them and 10,000 cases."""
+MOST_BYTES = 700_000  # Maximum size of all timelines; the page has 5 MB for them and 10,000 cases.
 
 
 def pipelines(material: Material) -> Section | None:
