@@ -12,15 +12,6 @@ from perfsuite.base.files import shipped
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines
 
 
-def _lines_with(words: str, found: dict[str, Path]) -> list[str]:
-    return [
-        f"{name}: {line.strip()}"
-        for name, path in found.items()
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if words.lower() in line.lower()
-    ]
-
-
 def _listing(found: dict[str, Path]) -> list[str]:
     width = max(map(len, found)) + 2
     lines = []
@@ -41,7 +32,9 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ConfigurationError(f"page {arguments.page!r} is unknown; {did_you_mean(name, found)}")
         found = {name: found[name]}
     if arguments.find is not None:
-        lines = _lines_with(arguments.find, found)
+        texts = {name: path.read_text(encoding="utf-8").splitlines() for name, path in found.items()}
+        pairs = ((name, line) for name, lines in texts.items() for line in lines)
+        lines = [f"{name}: {line.strip()}" for name, line in pairs if arguments.find.lower() in line.lower()]
         if not lines:
             print(f"no line contains {arguments.find!r} in {', '.join(found)}", file=sys.stderr)
             return EXIT_FOUND

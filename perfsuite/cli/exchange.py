@@ -69,19 +69,14 @@ def _audited_tables(imported: Imported, device: DeviceModel | None) -> Iterator[
             step = row.settings.get("step")
             kind = (row.settings.get("run", ""), row.name.partition(step)[0] if step else "")
             tables.setdefault(kind, {}).setdefault(row.name, []).append(row)
-    for rows in (list(by_name.values()) for by_name in tables.values()):
-        for start in range(0, len(rows), _MOST_ROWS):
-            yield _audited_table(imported.source, rows[start : start + _MOST_ROWS], facts)
-
-
-def _audited_table(source: str, by_name: Sequence[Sequence[ImportedRow]], facts: Mapping[str, Fact]) -> AuditTable:
-    metrics = dict.fromkeys(row.metric for rows in by_name for row in rows)
-    return AuditTable(
-        name=source,
-        columns=tuple(AuditColumn(name=one, role=_ROLES[one][0], unit=_ROLES[one][1]) for one in metrics),
-        rows=tuple(_row_of_table(source, index, rows) for index, rows in enumerate(by_name)),
-        facts=facts,
-    )
+    source = imported.source
+    for every_row in (list(by_name.values()) for by_name in tables.values()):
+        for start in range(0, len(every_row), _MOST_ROWS):
+            by_name = every_row[start : start + _MOST_ROWS]
+            metrics = dict.fromkeys(row.metric for rows in by_name for row in rows)
+            columns = tuple(AuditColumn(name=one, role=_ROLES[one][0], unit=_ROLES[one][1]) for one in metrics)
+            shown = tuple(_row_of_table(source, index, rows) for index, rows in enumerate(by_name))
+            yield AuditTable(name=source, columns=columns, rows=shown, facts=facts)
 
 
 def _row_of_table(source: str, index: int, rows: Sequence[ImportedRow]) -> Row:

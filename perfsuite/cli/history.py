@@ -114,9 +114,7 @@ def _show(options: argparse.Namespace) -> int | None:
 
 
 def _require_searched(findings: Findings, path: Path) -> None:
-    table = findings.table
-    most = max((len(table.rows_of(table.cases.index(case))) for case in findings.cases), default=0)
-    if most < LEAST_SESSIONS:
+    if (most := findings.most_sessions) < LEAST_SESSIONS:
         raise ConfigurationError(
             f"--fail-on: nothing was searched in {path}: a change needs {LEAST_SESSIONS} sessions of a case on the "
             f"branch with equal settings, and no case has more than {most}; add sessions, or leave --fail-on out"

@@ -136,15 +136,6 @@ _OPTIONS = (
 _DEFAULTS = {"micro_batch": 1, "sharding": "none", "checkpointing": "none"}
 
 
-def recipe_argument(parser: argparse._ArgumentGroup) -> None:
-    """Add --recipe."""
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="project this published run, such as 003-MP_1x32x1_16_3072x32 (default: the job of the other options)",
-    )
-
-
 def choose_recipe(options: argparse.Namespace) -> Training | None:
     """Return the training step of --recipe and set its machine or platform in ``options``; None without --recipe.
 

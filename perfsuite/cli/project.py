@@ -18,7 +18,6 @@ from perfsuite.cli.job_checks import (
     published_lines,
     read_curve,
     read_mtbf,
-    recipe_argument,
     software_lines,
 )
 from perfsuite.cli.main import Command, platform_arguments, print_json, print_lines, screen_width
@@ -47,7 +46,11 @@ _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     platform_arguments(parser)
-    recipe_argument(job_arguments(parser, required=False))
+    job_arguments(parser, required=False).add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="project this published run, such as 003-MP_1x32x1_16_3072x32 (default: the job of the other options)",
+    )
     add = parser.add_argument_group("layout").add_argument
     add("--layout", metavar="MESH", help="set the mesh, such as dp64-tp8-pp2 (default: all devices on dp)")
     add("--micro-batch", type=int, default=1, metavar="N", help="run N samples per forward (default: 1)")

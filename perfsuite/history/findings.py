@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,12 @@ class Findings:
     since: str  # The tag or revision of ``accumulated``, apart from the best level; empty without one.
     environment: tuple[EnvironmentChange, ...]
     nothing_since: bool = False  # Whether no session was measured after the revision ``since``.
+
+    @functools.cached_property
+    def most_sessions(self) -> int:
+        """The largest number of sessions that have one of the searched cases."""
+        column = {case: index for index, case in enumerate(self.table.cases)}
+        return max((len(self.table.rows_of(column[case])) for case in self.cases), default=0)
 
 
 def searched(

@@ -80,10 +80,8 @@ TOLERANCE = 0.03  # Largest change that does not matter; the gate's default.
 NOT_COMPARABLE = "not comparable"  # Beginning of the word of a case that ran with other settings.
 UNCHANGED = ("pass", "no difference")  # Words of comparisons that exclude a change above TOLERANCE.
 
-Known = tuple[float, float | None, float | None]
 
-
-def ratio(before_s: Sequence[float], after_s: Sequence[float]) -> Known | None:
+def ratio(before_s: Sequence[float], after_s: Sequence[float]) -> tuple[float, float | None, float | None] | None:
     """Relative change of the geometric means and its 95 % interval; no interval where runs are too few.
 
     >>> effect, low, high = ratio([1.0, 1.01, 0.99, 1.0], [1.1])

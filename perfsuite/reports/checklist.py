@@ -231,9 +231,8 @@ def _utilisation(facts: Facts) -> ChecklistLine | None:
     reasons = {case.reasons[name] for case in facts.training if name in case.reasons}
     command = runnable(f"{_PERF} -k 'ddp or fsdp'")
     advice = f"pip install 'perfsuite[telemetry]'; {command} measures it on an accelerator"
-    return (
-        ChecklistLine(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
-    )
+    evidence = "; ".join(sorted(reasons))
+    return ChecklistLine(verdict="not measured", evidence=evidence, advice=advice) if reasons else None
 
 
 def _communication(facts: Facts) -> ChecklistLine | None:
@@ -310,8 +309,4 @@ def _worst(
 
 
 def _answer(good: bool, evidence: str, advice: str) -> ChecklistLine:
-    return (
-        ChecklistLine(verdict="yes", evidence=evidence)
-        if good
-        else ChecklistLine(verdict="no", evidence=evidence, advice=advice)
-    )
+    return ChecklistLine(verdict="yes" if good else "no", evidence=evidence, advice="" if good else advice)

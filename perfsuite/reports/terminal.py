@@ -334,18 +334,19 @@ def fit_collectives(results: Iterable[Result]) -> tuple[CollectiveFit, ...]:
         if result.outcome == "measured" and result.work.collective and result.work.message_bytes:
             key = (result.work.collective, result.world_size, result.work.dtype)
             points.setdefault(key, {})[result.work.message_bytes] = result.median_s
-    return tuple(_fit(*key, list(times.items())) for key, times in points.items() if len(times) >= LEAST_SIZES)
-
-
-def _fit(collective: str, world_size: int, dtype: str, points: list[tuple[float, float]]) -> CollectiveFit:
-    fit, reason = None, ""
-    try:
-        fit = fit_alpha_beta(points)
-    except ValueError as error:
-        reason = str(error)
-    return CollectiveFit(
-        collective=collective, world_size=world_size, dtype=dtype, sizes=len(points), fit=fit, reason=reason
-    )
+    fits = []
+    for (name, ranks, dtype), times in points.items():
+        if len(times) >= LEAST_SIZES:
+            fit, reason = None, ""
+            try:
+                fit = fit_alpha_beta(list(times.items()))
+            except ValueError as error:
+                reason = str(error)
+            one = CollectiveFit(
+                collective=name, world_size=ranks, dtype=dtype, sizes=len(times), fit=fit, reason=reason
+            )
+            fits.append(one)
+    return tuple(fits)
 
 
 def fits_grid(fits: Sequence[CollectiveFit]) -> Grid:

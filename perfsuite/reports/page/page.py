@@ -156,9 +156,6 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# -- charts ------------------------------------------------------------------------------------------------------
-
-
 def _pictures(
     sections: Sequence[Section], draw: Draw, hide: Callable[[str], str], *, simulated: bool
 ) -> Mapping[int, str]:
@@ -191,9 +188,6 @@ def deep(value: Any, hide: Callable[[str], str] = str) -> Any:
     if isinstance(value, dict):
         return {name: deep(entry, hide) for name, entry in value.items()}
     return [deep(entry, hide) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-# -- cells -------------------------------------------------------------------------------------------------------
 
 
 def _anchors(material: Material, sections: Sequence[Section]) -> Mapping[str, str]:

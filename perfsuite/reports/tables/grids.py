@@ -93,17 +93,12 @@ def _grid(
     rows = [cells for _, cells in sorted(placed_rows, key=lambda placed: placed[0])]  # stable: cases come first
     remarks = any(row[-1] for row in rows)
     shown = {column.key: column.title for column in columns if column.value}
+    doubts = (*_doubts(ordered, shown), *_empty(ordered, columns))
     return Grid(
         title=title,
         columns=(*(column.title for column in columns), *(["not measured because"] if remarks else [])),
         rows=tuple(row if remarks else row[:-1] for row in rows),
-        notes=(
-            *spec.notes,
-            *spec.remarks(ordered),
-            *_doubts(ordered, shown),
-            *_empty(ordered, columns),
-            *notes_of(lines, shown),
-        ),
+        notes=(*spec.notes, *spec.remarks(ordered), *doubts, *notes_of(lines, shown)),
     )
 
 

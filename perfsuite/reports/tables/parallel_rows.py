@@ -36,9 +36,6 @@ def _with_values(case: TableCase, settings: Mapping[str, Any], values: Mapping[s
     return dataclasses.replace(case, settings={**case.settings, **settings}, values={**case.values, **values})
 
 
-# -- long sequences ----------------------------------------------------------------------------------------------
-
-
 def of_several_lengths(cases: Sequence[TableCase]) -> list[TableCase]:
     """Return cases of several lengths, those with sequence parallelism compared with those without it."""
     rows: list[TableCase] = []
@@ -80,9 +77,6 @@ def _compared(case: TableCase, whole: TableCase | None, *, is_whole: bool) -> Ta
     return dataclasses.replace(case, values=values, reasons=reasons)
 
 
-# -- ways and meshes ---------------------------------------------------------------------------------------------
-
-
 def of_several_methods(cases: Sequence[TableCase]) -> list[TableCase]:
     """Cases of the same model, length and ranks, one of them at least with attention over ranks."""
     return [
@@ -110,9 +104,6 @@ def of_constant_devices(cases: Sequence[TableCase]) -> list[TableCase]:
     return [case for group in groups for case in group] or list(cases)
 
 
-# -- experts -----------------------------------------------------------------------------------------------------
-
-
 def claimed(rows: Sequence[TableCase]) -> Iterator[str]:
     """Yield how much faster experts train than the dense model on as many ranks, and the claim of report 004."""
     for group in _grouped(rows, "ranks"):
@@ -136,8 +127,6 @@ def _claim() -> str:
     label = f"[{table.judge().label}: {table.judge().reason}]"
     return f"the published report claims {cell.text.replace('×', '')} times {label}"
 
-
-# -- parts of a step ---------------------------------------------------------------------------------------------
 
 _COMPONENTS: Mapping[str, str] = {
     "mlp": "MLP or experts",
@@ -184,9 +173,6 @@ def _published_step() -> str:
         f"published, lines {throughput.line}, {mfu.line}: {throughput.text.replace(',', '')} samples/s, "
         f"MFU {mfu.text} % [{table.judge().label}]"
     )
-
-
-# -- traffic -----------------------------------------------------------------------------------------------------
 
 
 _NO_FIGURES = {"expected_bytes": "no closed form", "message_busbw_gb_per_s": "a receive is timed at its sender"}

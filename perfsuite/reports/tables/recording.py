@@ -56,9 +56,6 @@ def _point(case: TableCase) -> Point | None:
     )
 
 
-# -- values ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReportCases:
     """All cases of a report with speed-ups, and the reasons of cases without a row."""
@@ -144,12 +141,8 @@ _SAME_RUN = ("model", "ranks", "local_batch_size", "global_batch_size", "strateg
 def _over(case: TableCase, others: Sequence[TableCase], base: Recording) -> TableCase:
     """The case with its throughput over that of the base's case of the same run; loaders may differ, not otherwise."""
     rate = case.values.get("samples_per_s")
-    alike = [
-        other
-        for other in others
-        if other.values.get("samples_per_s")
-        and all(case.settings.get(name) == other.settings.get(name) for name in _SAME_RUN)
-    ]
+    trained = (other for other in others if other.values.get("samples_per_s"))
+    alike = [one for one in trained if all(case.settings.get(name) == one.settings.get(name) for name in _SAME_RUN)]
     if rate is None or not alike:
         reason = f"{base.run.platform} has no run of this model, batch and number of ranks" if rate is not None else ""
         return dataclasses.replace(case, reasons={**case.reasons, "over_base": reason}) if reason else case

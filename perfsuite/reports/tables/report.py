@@ -37,8 +37,6 @@ _PIPELINE = (
 _SET_UP = (c.MODEL, c.STRATEGY, c.LAYOUT, c.MESH, c.LOCAL, c.OPTIONS)
 _MEMORY = parts("GiB", "weights", "gradients", "optimizer", "activations", "peak activations?", "untracked", "peak")
 
-# -- which cases -------------------------------------------------------------------------------------------------
-
 
 _LARGEST = "LargestBatch"
 
@@ -50,8 +48,6 @@ def _strategy(*names: str) -> Callable[[TableCase], bool]:
 def _pipelines(case: TableCase) -> bool:
     return "bubble_ratio" in case.values or (bool(case.missing) and "schedule" in case.settings)
 
-
-# -- 004 methods -------------------------------------------------------------------------------------------------
 
 METHODS = Style(
     name="methods",
@@ -155,13 +151,8 @@ def best_style(recordings: Sequence[Recording], styles: Sequence[Style]) -> Styl
 
 def fitting_styles(recordings: Iterable[Recording]) -> tuple[Style, ...]:
     """Return the styles that have a table for a measured or projected case."""
-    cases = [
-        case
-        for recording in recordings
-        for of_kind in (table_cases, projected_cases)
-        for case in scaled(of_kind(recording))
-        if case.values
-    ]
+    kinds = (of_kind(recording) for recording in recordings for of_kind in (table_cases, projected_cases))
+    cases = [case for members in kinds for case in scaled(members) if case.values]
     return tuple(style for style in STYLES.values() if any(_has_row(style, case) for case in cases))
 
 

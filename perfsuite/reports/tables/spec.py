@@ -79,9 +79,12 @@ def parts(unit: str, *names: str) -> tuple[ColumnSpec, ...]:
     >>> [(column.title, column.key, column.optional) for column in parts("GiB", "EMA?")]
     [('EMA GiB', 'ema_gib', True)]
     """
-    titles = {f"{name.removesuffix('?')} {unit}": name.endswith("?") for name in names}
-    keys = {title: title.lower().replace(" ", "_") for title in titles}
-    return tuple(ColumnSpec(title=title, key=keys[title], optional=optional) for title, optional in titles.items())
+    columns = []
+    for name in names:
+        title = f"{name.removesuffix('?')} {unit}"
+        key = title.lower().replace(" ", "_")
+        columns.append(ColumnSpec(title=title, key=key, optional=name.endswith("?")))
+    return tuple(columns)
 
 
 def trains(*prefixes: str) -> Callable[[TableCase], bool]:

@@ -71,8 +71,6 @@ KERNELS = (
 )
 
 
-# -- 000 Open-Sora -----------------------------------------------------------------------------------------------
-
 _of_opensora = functools.partial(TableSpec, select=trains("opensora"))
 OPENSORA = Style(
     name="opensora",
@@ -139,7 +137,6 @@ OPENSORA = Style(
     ),
 )
 
-# -- 001 Latte ---------------------------------------------------------------------------------------------------
 
 _LATTE_COLUMNS = (
     c.PEAK,
@@ -204,7 +201,6 @@ LATTE = Style(
     ),
 )
 
-# -- 002 FlagPerf ------------------------------------------------------------------------------------------------
 
 FLAGPERF = Style(
     name="flagperf",

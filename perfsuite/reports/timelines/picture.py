@@ -139,7 +139,9 @@ def timeline_svg(timeline: Timeline, *, title: str = "", step_px: float | None =
     )
     hatching(root)
     shape(root, "rect", x=0, y=0, width=width, height=height, fill="white")
-    _add_heading(root, timeline, title)
+    style = {"font_size": str(_TITLE_SIZE), "font_weight": "bold"}
+    shape(root, "text", _heading(timeline, title), x=LEFT, y=20, **style)
+    shape(root, "text", _figures(timeline), x=LEFT, y=38, fill=GREY)
     _add_legend(root, timeline)
     _add_axis(root, scale, timeline.ranks)
     busy, in_flight = busy_s(timeline), in_flight_micro_batches(timeline)
@@ -267,12 +269,6 @@ def _width_of_words(timeline: Timeline, title: str) -> float:
 
 def _entry_width(meaning: str) -> float:
     return _SWATCH + 4 + 16 + longest([meaning])
-
-
-def _add_heading(root: ElementTree.Element, timeline: Timeline, title: str) -> None:
-    style = {"font_size": str(_TITLE_SIZE), "font_weight": "bold"}
-    shape(root, "text", _heading(timeline, title), x=LEFT, y=20, **style)
-    shape(root, "text", _figures(timeline), x=LEFT, y=38, fill=GREY)
 
 
 def _add_legend(root: ElementTree.Element, timeline: Timeline) -> None:

@@ -76,9 +76,7 @@ def section(material: Material) -> Section | None:
 
 def _needs_reader(case: Result, material: Material) -> bool:
     verdict = material.verdicts.get(case.case)
-    return case.outcome != "measured" or (
-        verdict is not None and verdict.name not in ("pass", "no-baseline", "learning")
-    )
+    return case.outcome != "measured" or bool(verdict and verdict.name not in ("pass", "no-baseline", "learning"))
 
 
 def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:

@@ -211,8 +211,6 @@ def _published(material: Material) -> list[Grid]:
     return lines
 
 
-# -- scaling -----------------------------------------------------------------------------------------------------------
-
 MOST_SERIES = 6  # Maximum lines of a chart: the series with the most numbers of ranks.
 _MOST_COMPUTED = 30  # Maximum series of the table.
 

@@ -219,8 +219,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield f"{prefix}{name}", without_paths(str(value))
 
 
-# -- changes -----------------------------------------------------------------------------------------------------------
-
 _COMPARISON_CHARTS = 2
 
 
