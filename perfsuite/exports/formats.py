@@ -16,6 +16,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import cell_text, escaped, json_text
 from perfsuite.base.units import plural
 from perfsuite.baselines.baseline import Baseline, flattened
+from perfsuite.baselines.runs import DIRTY
 from perfsuite.history.file import HistoryFile
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.own_metrics import Better
@@ -107,8 +108,8 @@ def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
             simulated=hardware.simulated,
             session=run.session,
             time=run.time,
-            commit=run.commit.removesuffix("-dirty"),
-            dirty=run.commit.endswith("-dirty") if run.commit else None,
+            commit=run.commit.removesuffix(DIRTY),
+            dirty=run.commit.endswith(DIRTY) if run.commit else None,
             environment=environment_of(run.environment),
         )
         yield figure(**_TIME, value=run.median_s)

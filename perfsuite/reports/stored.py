@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
+from perfsuite.baselines.runs import DIRTY
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.result import Metric, Result, Work
 from perfsuite.record.run import Revision, RunRecord
@@ -52,7 +53,7 @@ def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
         session=newest.session if newest else "",
         started_at=newest.time if newest else "",
         versions=baseline.versions,
-        revision=Revision(commit=commit.partition("-")[0], dirty=commit.endswith("-dirty")),
+        revision=Revision(commit=commit.removesuffix(DIRTY), dirty=commit.endswith(DIRTY)),
     )
 
 
