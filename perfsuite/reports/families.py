@@ -210,17 +210,15 @@ def _series(members: Sequence[Scaling]) -> str:
 def _bubble(result: Result) -> str:
     simulated = result.values.get("simulated_bubble_ratio")
     own = f" (own durations {100 * simulated:.0f} %)" if simulated is not None else ""
-    sign = "~" if disturbance(result) else ""
-    return f"{short_name(result.case)} {sign}{100 * result.values['bubble_ratio']:.0f} % bubble{own}"
+    bubble = marked(result, f"{100 * result.values['bubble_ratio']:.0f} % bubble")
+    return f"{short_name(result.case)} {bubble}{own}"
 
 
 def _times(results: Sequence[Result]) -> _Parts:
     """Return the median time of each case that no other family has a figure of."""
     own = [one for one in results if not (one.work.flops or one.work.collective or one.work.memory_path)]
     own = [one for one in own if not _is_step(one) and not {"bubble_ratio", "capacity_gib"} & set(one.values)]
-    return (
-        f"{short_name(one.case)} {'~' if disturbance(one) else ''}{format_seconds(one.median_s, 3)}" for one in own
-    ), len(own)
+    return (f"{short_name(one.case)} {marked(one, format_seconds(one.median_s, 3))}" for one in own), len(own)
 
 
 def tiles(results: Iterable[Result]) -> Iterator[Tile]:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
 from perfsuite.base.units import format_seconds, percent, plural, readable_rate
 from perfsuite.metrics import is_headline
-from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.changes import changes_of_verdicts, changes_sentence, failing_suite, why_nothing, without_memory
-from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.families import marked, share_of_peak
 from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.questions import slow_lines
@@ -175,7 +174,7 @@ def _changed_row(verdict: Verdict) -> tuple[str, str, str]:
 def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
     median = _text(result.detail) or "no samples"
     if result.outcome == "measured":
-        median = f"{'~' if disturbance(result) else ''}{format_seconds(result.median_s, 3)}"
+        median = marked(result, format_seconds(result.median_s, 3))
     decided = word(verdict) if verdict else ""
     return _cell(result.case), str(result.world_size), median, _text(best_figure(result)), decided
 

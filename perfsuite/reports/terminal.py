@@ -18,7 +18,7 @@ from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.devices import BURST_NOTE, burst, every_device_grid
 from perfsuite.reports.document import Grid
-from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.families import marked, share_of_peak
 from perfsuite.reports.layout import grid_lines, lay_out
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.pipeline import pipeline_grids
@@ -135,7 +135,7 @@ def _share(row: Result, *, name: str) -> str:
 def _median(row: Result) -> str:
     if row.outcome == "out_of_memory":
         return row.detail
-    return f"{'~' if disturbance(row) else ''}{format_seconds(row.median_s, _digits(row))}"
+    return marked(row, format_seconds(row.median_s, _digits(row)))
 
 
 def _digits(result: Result) -> int:
