@@ -178,13 +178,9 @@ def as_csv(rows: Sequence[ExportRow]) -> Exported:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*names, *(cell_text(f"environment.{part}") for part in parts)])
     for row in rows:
-        cells = [getattr(row, name) for name in names]
-        writer.writerow([*map(_cell, cells), *(_cell(row.environment.get(part, "")) for part in parts)])
+        cells = [*(getattr(row, name) for name in names), *(row.environment.get(part, "") for part in parts)]
+        writer.writerow([cell_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue(), len(rows), ""
-
-
-def _cell(value: object) -> object:
-    return cell_text(value) if isinstance(value, str) else value
 
 
 # Input of programs that track performance: Bencher's metric format, github-action-benchmark, Apache Otava.

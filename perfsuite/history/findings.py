@@ -237,9 +237,9 @@ def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str,
     if since:
         return since, first - 1
     name, commit = ordered.tag or ("", "")
-    place = ordered.place_of(commit)
-    if place is None:
+    if commit not in ordered.subjects:
         return "", -1
+    place = ordered.commits.index(commit)
     before = [index for index, other in enumerate(ordered.places) if other is not None and other <= place]
     return (name, before[-1]) if before else ("", -1)
 

@@ -50,10 +50,6 @@ class OrderedSessions:
         old, new = self.places[before], self.places[after]
         return self.commits[old + 1 : new + 1] if old is not None and new is not None else ()
 
-    def place_of(self, commit: str) -> int | None:
-        """Return the index of a commit on the branch; None for other commits."""
-        return self.commits.index(commit) if commit in self.subjects else None
-
 
 def in_order(sessions: Sequence[HistorySession], repository: Repository, branch: str = "") -> OrderedSessions:
     """Return sessions, passed oldest first, in the order of a branch; by default the checked-out one.
