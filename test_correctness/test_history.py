@@ -231,7 +231,7 @@ def test_a_branch_that_is_named_as_a_folder_is_a_branch(tmp_path):
     (tmp_path / "docs").mkdir()
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "first")
     here = Repository(root=tmp_path)
-    assert (["first"], "first") == ([*here.first_parents("docs").values()], here.subject("docs"))
+    assert (["first"], "first") == ([*here.first_parents("docs").values()], here.revision("docs").subject)
 
 
 def test_list_and_show(tmp_path, capsys):

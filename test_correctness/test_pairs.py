@@ -15,7 +15,7 @@ from perfsuite.record.result import Peak, Peaks, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal
 from perfsuite.reports.layout import grid_lines
-from perfsuite.reports.notable import notable, of_kind
+from perfsuite.reports.notable import notable
 from perfsuite.reports.page.sections.collectives import pair_blocks
 from perfsuite.reports.pairs import VISIBLE, links, pair_grids, pair_matrices
 from perfsuite.reports.stored import Recording
@@ -180,7 +180,7 @@ def test_the_report_has_the_matrix_after_the_topology(slow_link):
 
 def test_the_slow_link_is_notable_and_drawn(slow_link):
     run = RunRecord(name="s", platform="s4000", fingerprint="s4000-4x", results={slow_link.case: slow_link})
-    (found,) = of_kind(notable(run), "slow-pair")
+    (found,) = (one for one in notable(run) if one.kind == "slow-pair")
     assert (SLOW, 1.5) == (found.sentence, pytest.approx(found.effect))
     charts, table = pair_blocks([slow_link])
     assert 12 == len(charts.charts[0].spec["data"]["values"])

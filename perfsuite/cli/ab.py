@@ -138,9 +138,8 @@ def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Compa
     alpha = 0.05 / len(planned)
     for look in planned:
         while runs.pairs < look:
-            so_far = ""
-            if runs.pairs >= MIN_PAIRS:
-                so_far = f"; {progress(runs.compared(tolerance, alpha), planned[-1])}"
+            is_early = runs.pairs < MIN_PAIRS
+            so_far = "" if is_early else f"; {progress(runs.compared(tolerance, alpha), planned[-1])}"
             print(f"pair {runs.pairs + 1} of {look}{so_far}", file=sys.stderr, flush=True)
             runs.add_pair()
             runs.require_comparable()
@@ -190,8 +189,7 @@ def _unwind(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def run_ab(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite ab``; EXIT_FOUND if a case is slower on arm b.  Raises PerfsuiteError for wrong usage."""
+def _run(options: argparse.Namespace) -> int:
     if options.pairs < MIN_PAIRS:
         raise ConfigurationError(f"--pairs={options.pairs} is too few to estimate the noise; give 3 or more")
     if options.until_decided and options.max_pairs < options.pairs:
@@ -223,13 +221,13 @@ def run_ab(options: argparse.Namespace) -> int:
         planned = looks(options.pairs, options.max_pairs) if options.until_decided else [options.pairs]
         comparisons = measure(runs, planned, options.tolerance)
     own = runs.own(options.tolerance, 0.05 / len(planned))
-    print_lines(itertools.chain(lines(runs, comparisons, planned, options.tolerance), map(_own_line, own)))
+    print_lines(itertools.chain(_lines(runs, comparisons, planned, options.tolerance), map(_own_line, own)))
     if options.json:
         write_file(options.json, json.dumps(to_json(comparisons), indent=1) + "\n", option="--json")
     if options.html is not None:
         write_arms(runs, comparisons, options.html)
     everything = [*comparisons, *(comparison for comparison, _ in own)]
-    return EXIT_FOUND if any(comparison.outcome == "slower" for comparison in everything) else EXIT_OK
+    return EXIT_FOUND if any(one.outcome == "slower" for one in everything) else EXIT_OK
 
 
 def _own_line(found: tuple[Comparison, Metric]) -> str:
@@ -253,7 +251,7 @@ def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> No
     from perfsuite.reports.page.page import page_line, write_page
 
     a, b = ([tuple(results.values()) for results in side] for side in runs.of)
-    changes = [change_of(comparison) for comparison in comparisons]
+    changes = list(map(_change_of, comparisons))
     compared = f"{runs.arms[1].name} against {runs.arms[0].name}, {runs.pairs} pairs"
     try:
         write_page(material_of_arms(a, b, [arm.name for arm in runs.arms], changes, compared), path)
@@ -263,8 +261,7 @@ def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> No
         print(f"page {page_line(path)}")
 
 
-def change_of(comparison: Comparison) -> CaseChange:
-    """Return the row of one comparison on a page."""
+def _change_of(comparison: Comparison) -> CaseChange:
     from perfsuite.reports.changes import CaseChange
 
     return CaseChange(
@@ -297,8 +294,7 @@ def read_env(texts: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int], tolerance: float) -> Iterator[str]:
-    """Yield the arms with the places of their code, a line per case, and a legend."""
+def _lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int], tolerance: float) -> Iterator[str]:
     imports = [described_imports(results[-1]) for results in runs.of]
     is_same = imports[0] == imports[1]
     for arm, places in zip(runs.arms, imports, strict=True):
@@ -321,6 +317,6 @@ AB = Command(
     help="compare two revisions, environments or settings by alternating runs on this machine",
     example="perfsuite ab --a main --b HEAD -- test_perf -k 'matmul and fp32'",
     arguments=_arguments,
-    run=run_ab,
+    run=_run,
     found="a case is slower on b by more than the tolerance",
 )

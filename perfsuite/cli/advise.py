@@ -18,16 +18,15 @@ from perfsuite.models.decoder import Decoder
 from perfsuite.projection.advisor import Advice, Candidate, advise, case_of, described, difference_error, job_of
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
-from perfsuite.projection.layout import Layout
 from perfsuite.projection.softwares import OWN
 from perfsuite.projection.step import project, require_figures
+from perfsuite.reports.document import grouped
 from perfsuite.reports.layout import lay_out
 
 _MEASURED = 3  # Layouts whose cases are printed.
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     platform_arguments(parser)
     job_arguments(parser)
     add = parser.add_argument_group("layouts to print").add_argument
@@ -39,8 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite advise``; EXIT_FOUND if no layout fits.  Raises PerfsuiteError for wrong usage."""
+def _run(options: argparse.Namespace) -> int:
     check_options(options)
     if options.world is None:
         raise ConfigurationError("--world is missing, and the layouts depend on it; add for example --world 16")
@@ -95,7 +93,8 @@ def _lines(advice: Advice, calibration: Calibration, options: argparse.Namespace
     yield ""
     ties = _once(advice.ties)
     first, *simple = ties  # the simplest one is recommended
-    shown = sorted([first, *sorted(simple, key=_seconds)[: options.top - 1]], key=_seconds)
+    fastest = sorted(simple, key=lambda named: named[1].step.seconds)[: options.top - 1]
+    shown = sorted([first, *fastest], key=lambda named: named[1].step.seconds)
     best = advice.ranked[0].step.seconds
     rows = [
         (
@@ -118,15 +117,9 @@ def _lines(advice: Advice, calibration: Calibration, options: argparse.Namespace
     yield from _to_measure(advice, calibration)
 
 
-def _seconds(named: tuple[str, Candidate]) -> float:
-    return named[1].step.seconds
-
-
 def _once(candidates: Iterable[Candidate]) -> list[tuple[str, Candidate]]:
     """Return pairs of description and candidate; layouts that differ only in sharding and take as long are one pair."""
-    alike: dict[tuple[Layout, float], list[Candidate]] = {}
-    for one in candidates:
-        alike.setdefault((dataclasses.replace(one.layout, sharding="none"), one.step.seconds), []).append(one)
+    alike = grouped(((dataclasses.replace(one.layout, sharding="none"), one.step.seconds), one) for one in candidates)
     return [
         (described(first.layout, [one.layout.sharding for one in (first, *rest)]), first)
         for first, *rest in alike.values()
@@ -141,11 +134,9 @@ def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterato
         f"{format_seconds(projection.low_s)} to {format_seconds(projection.high_s)} (80 %; {projection.regime}; "
         f"{projection.band_source})"
     )
-    several = len(_once(advice.ties))
-    if several > 1:
+    if (several := len(_once(advice.ties))) > 1:
         yield f"simplest of {several} layouts whose times differ by less than the error"
-    other = next(iter(advice.others), None)
-    if other is not None:
+    for other in advice.others[:1]:
         yield _against(advice, chosen, other)
     for flag in projection.flags:
         yield f"note: {flag.name}: {flag.text}"
@@ -192,11 +183,11 @@ def _nothing_fits(advice: Advice) -> Iterator[str]:
 
 def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
     yield ""
-    cases: dict[str, None] = {}
     trained = not isinstance(advice.job.published, Decoder) or trained_like(advice.job.published)
+    cases: dict[str, None] = {}
     for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked) if trained):
         if case:
-            cases.setdefault(case)
+            cases[case] = None
         if len(cases) == _MEASURED:
             break
     if cases:
@@ -253,7 +244,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
 ADVISE = Command(
     help="rank every layout of a training step that fits on N devices",
     example="perfsuite advise --model llama3-8b --platform h100 --world 16 --global-batch 64",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
     found="no layout fits",
 )

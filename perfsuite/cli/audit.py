@@ -57,13 +57,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--list-roles", action="store_true", help="print every role and its units")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Audit; EXIT_FOUND for a contradiction or an unreadable cell of a user, or a shipped label that no rule gives.
-
-    Raises PerfsuiteError for wrong usage.
-    """
+def _run(options: argparse.Namespace) -> int:
     if options.list_roles or options.list_rules:
-        print("\n".join(role_lines() if options.list_roles else rule_lines()))
+        print("\n".join(_role_lines() if options.list_roles else _rule_lines()))
         return EXIT_OK
     if not options.file and (options.roles or options.fact):
         raise ConfigurationError("--roles and --fact need a file; write perfsuite audit FILE --roles ...")
@@ -145,7 +141,7 @@ def label_disagreements(
 
 
 def _lines(audited: _Audited) -> Iterator[str]:
-    yield f"{audited.name}"
+    yield audited.name
     judged = _published(audited)
     for table in audited.tables:
         findings = [finding for finding in audited.findings if table.name in finding.tables]
@@ -213,22 +209,16 @@ def _json(audited: _Audited) -> dict[str, Any]:
                 "unread": list(table.unread),
                 "unnoticed": unnoticed(table) if audited.is_given else [],
                 "rules_applied": [rule.name for rule in RULES if applicable(rule, table)],
-                "findings": [
-                    {
-                        "rule": finding.rule,
-                        "severity": finding.severity,
-                        "label": finding.label,
-                        "rows": list(finding.rows),
-                        "columns": list(finding.details),
-                        "message": finding.message,
-                    }
-                    for finding in audited.findings
-                    if table.name in finding.tables
-                ],
+                "findings": [_finding(finding) for finding in audited.findings if table.name in finding.tables],
             }
             for table in audited.tables
         ],
     }
+
+
+def _finding(finding: AuditFinding) -> dict[str, Any]:
+    same = {name: getattr(finding, name) for name in ("rule", "severity", "label")}
+    return {**same, "rows": list(finding.rows), "columns": list(finding.details), "message": finding.message}
 
 
 def label_lines(reports: Sequence[PublishedReport]) -> Iterator[str]:
@@ -253,8 +243,7 @@ def _label_line(table: str, what: str, judgement: LabelJudgement) -> str:
     return f"| {table} | {what} | {judgement.label} | {judgement.basis} | {judgement.reason} |"
 
 
-def rule_lines() -> Iterator[str]:
-    """Yield every rule as a Markdown table."""
+def _rule_lines() -> Iterator[str]:
     yield "| rule | severity | label | checks | source |"
     yield "|---|---|---|---|---|"
     for rule in RULES:
@@ -262,8 +251,7 @@ def rule_lines() -> Iterator[str]:
         yield f"| {rule.name} | {rule.severity} | {label} | {rule.checks} | {rule.source} |"
 
 
-def role_lines() -> Iterator[str]:
-    """Yield every role with its units."""
+def _role_lines() -> Iterator[str]:
     for name, role in ROLES.items():
         units = ", ".join(unit for unit in SCALES.get(role.dimension, {}) if unit)
         yield f"{name:26} {role.about}{f' [{units}]' if units else ''}"
@@ -273,6 +261,6 @@ AUDIT = Command(
     help="check published tables or your own for figures that arithmetic, peaks or bounds rule out",
     example="perfsuite audit results.csv --roles gpus=devices samples/s=throughput",
     arguments=_arguments,
-    run=run,
+    run=_run,
     found="a contradiction or an unreadable cell in a file of yours, or a shipped label that the rules do not give",
 )

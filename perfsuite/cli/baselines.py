@@ -13,7 +13,7 @@ from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, count_sessions
 from perfsuite.baselines.hosts import host_note
-from perfsuite.baselines.runs import RunSummary, moment
+from perfsuite.baselines.runs import moment
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json, print_lines
 from perfsuite.record.codec import to_json
 
@@ -21,8 +21,7 @@ _DAY_S = 86400.0
 _DAMAGED = "a file is damaged"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list the files: hardware, cases, runs, age")
     show = actions.add_parser("show", help="print the cases of a file: runs, sessions, newest median and spread")
@@ -69,16 +68,15 @@ def _read(file: Path, options: argparse.Namespace) -> Baseline:
     return store.read(file, folder=folder, links=options.links)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite baselines``; EXIT_FOUND if verify finds damage.  Raises PerfsuiteError for wrong usage."""
+def _run(options: argparse.Namespace) -> int | None:
     if options.action == "merge-driver":
         store.merge_branches(options.base, options.ours, options.theirs)
-        return EXIT_OK
+        return None
     actions = {"list": _list, "show": _show, "verify": _verify, "merge": _merge, "prune": _prune}
     return actions[options.action](options)
 
 
-def files_in(paths: Sequence[Path]) -> list[Path]:
+def _files_in(paths: Sequence[Path]) -> list[Path]:
     """Return the baseline files among and below ``paths``, without folders published and examples below a path."""
     files: list[Path] = []
     for path in paths:
@@ -96,20 +94,18 @@ def _none_in(paths: Sequence[Path]) -> str:
     return f"no baseline file in {', '.join(map(str, paths))}; a run with --perf-update=append stores one"
 
 
-def _list(options: argparse.Namespace) -> int:
-    files = files_in(options.path)
-    baselines = [(file, _read(file, options)) for file in files]
+def _list(options: argparse.Namespace) -> None:
+    baselines = [(file, _read(file, options)) for file in _files_in(options.path)]
     if options.json:
         facts = ({"cases": len(one.entries), "runs": _runs(one), "age": _age(one.newest_time)} for _, one in baselines)
         print_json([{"file": str(file), **fact} for (file, _), fact in zip(baselines, facts, strict=True)])
-        return EXIT_OK
+        return
     for file, baseline in baselines:
         simulated = ", simulated" if baseline.hardware.simulated else ""
         print_lines([f"{file}: {_counts(baseline)}, newest {_age(baseline.newest_time)}{simulated}"])
         _print_hosts(baseline)
-    if not files:
+    if not baselines:
         print_lines([_none_in(options.path)])
-    return EXIT_OK
 
 
 def _runs(baseline: Baseline) -> int:
@@ -128,13 +124,13 @@ def _age(time: str) -> str:
 
 
 def _require_files(options: argparse.Namespace) -> list[Path]:
-    files = files_in(options.path)
+    files = _files_in(options.path)
     if not files:
         raise ConfigurationError(_none_in(options.path))
     return files
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> None:
     for file in _require_files(options):
         baseline = _read(file, options)
         entries = [entry for entry in baseline.entries.values() if options.case in entry.case.node]
@@ -145,7 +141,6 @@ def _show(options: argparse.Namespace) -> int:
         print_lines(f"  {line}" for line in _entry_lines(entries, baseline.machine_session))
         if not entries:
             print_lines([f"  no case{f' whose id contains {options.case!r}' if options.case else ''}"])
-    return EXIT_OK
 
 
 def _entry_lines(entries: Sequence[Entry], machine_session: Mapping[str, str]) -> Iterator[str]:
@@ -157,15 +152,14 @@ def _entry_lines(entries: Sequence[Entry], machine_session: Mapping[str, str]) -
             spread = max(medians) / min(medians) - 1
             time = f"{format_seconds(medians[-1])}, runs within {spread:.1%}"
         epoch = f", {entry.accepted.kind}: {entry.accepted.reason}" if entry.accepted else ""
-        runs, reference = (_counted(part, machine_session) for part in (entry.runs, entry.reference))
+        runs, reference = (
+            f"{plural(len(part), 'run')} of {plural(count_sessions(part, machine_session), 'session')}"
+            for part in (entry.runs, entry.reference)
+        )
         before = [run.median_s for run in entry.reference if run.quantiles_s]
         level = format_seconds(statistics.median(before)) if before else "out of memory"
         newest = f"newest {_age(entry.newest.time)}: {time}"
         yield f"{entry.case.node:{width}}  {runs}, {newest}; reference {level} ({reference}){epoch}"
-
-
-def _counted(runs: Sequence[RunSummary], machine_session: Mapping[str, str]) -> str:
-    return f"{plural(len(runs), 'run')} of {plural(count_sessions(runs, machine_session), 'session')}"
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -183,11 +177,10 @@ def _verify(options: argparse.Namespace) -> int:
     return EXIT_FOUND if damaged else EXIT_OK
 
 
-def _merge(options: argparse.Namespace) -> int:
+def _merge(options: argparse.Namespace) -> None:
     whole = store.merge_files(options.path, options.sources, links=options.links)
     print_lines([f"{options.path}: {_counts(whole)}"])
     _print_hosts(whole)
-    return EXIT_OK
 
 
 def _print_hosts(baseline: Baseline) -> None:
@@ -195,7 +188,7 @@ def _print_hosts(baseline: Baseline) -> None:
         print_lines([f"  {hosts}"])
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: argparse.Namespace) -> None:
     if options.older_than is None and not options.case and not options.superseded:
         raise ConfigurationError("prune has nothing to drop; give --older-than, --case or --superseded")
     changes = store.prune_file(
@@ -210,13 +203,12 @@ def _prune(options: argparse.Namespace) -> int:
     print_lines(f"would drop: {line}" if options.dry_run else line for line in changes)
     if not changes:
         print("nothing to drop")
-    return EXIT_OK
 
 
 BASELINES = Command(
     help="list, show, verify, merge and prune baseline files",
     example="perfsuite baselines list",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
     found=f"verify: {_DAMAGED}",
 )

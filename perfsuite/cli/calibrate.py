@@ -12,7 +12,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.base.writing import make_folder
 from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
+from perfsuite.cli.main import Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.show import read_results
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import write_calibration
@@ -42,7 +42,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     observations = [seen for path in options.results for seen in read_observations(path)]
     made = calibrate(observations, load_catalog(options.platform_file))
     if options.out is not None and len(made) > 1:
@@ -60,18 +60,15 @@ def _run(options: argparse.Namespace) -> int:
         written.append((path, one))
     if options.json:
         print_json([{"file": str(path), **to_json(one)} for path, one in written])
-        return EXIT_OK
-    for path, one in written:
-        print_lines(_lines(path, one))
-    return EXIT_OK
+    else:
+        print_lines(line for path, one in written for line in _lines(path, one))
 
 
 def read_observations(path: Path) -> Iterator[Observation]:
     """Yield the observations of a journal or baseline file.  Raises PerfsuiteError with line and reason if damaged."""
     results = read_results(path)
     if isinstance(results, RunRecord):
-        slowed = instrumented_line(results.results.values())
-        if slowed:
+        if slowed := instrumented_line(results.results.values()):
             raise ConfigurationError(
                 f"{path}: {slowed.removeprefix(INSTRUMENTED)}: their times include the tool; measure without it and "
                 "give that journal"

@@ -12,24 +12,7 @@ from perfsuite.base.files import shipped
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines
 
 
-def pages() -> dict[str, Path]:
-    """Return the path of every page by its name, sorted by folder.  Raises ConfigurationError without any."""
-    folder = shipped("docs", "docs", "*/*.md", ConfigurationError)
-    return {path.stem: path for path in sorted(folder.glob("*/*.md"))}
-
-
-def lines_with(words: str, found: dict[str, Path]) -> list[str]:
-    """Return the lines of the pages that contain the words in any case, each after the name of its page."""
-    return [
-        f"{name}: {line.strip()}"
-        for name, path in found.items()
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if words.lower() in line.lower()
-    ]
-
-
-def listing(found: dict[str, Path]) -> list[str]:
-    """Return a line for each page, name and title, below the name of its folder."""
+def _listing(found: dict[str, Path]) -> list[str]:
     width = max(map(len, found)) + 2
     lines = []
     for folder, names in itertools.groupby(found, key=lambda name: found[name].parent.name):
@@ -40,16 +23,18 @@ def listing(found: dict[str, Path]) -> list[str]:
     return lines
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print one page, the lines that contain some words, or the list of pages; return the exit code."""
-    found = pages()
+def _run(arguments: argparse.Namespace) -> int:
+    folder = shipped("docs", "docs", "*/*.md", ConfigurationError)
+    found = {path.stem: path for path in sorted(folder.glob("*/*.md"))}
     if arguments.page is not None:
         name = Path(arguments.page).stem
         if name not in found:
             raise ConfigurationError(f"page {arguments.page!r} is unknown; {did_you_mean(name, found)}")
         found = {name: found[name]}
     if arguments.find is not None:
-        lines = lines_with(arguments.find, found)
+        texts = {name: path.read_text(encoding="utf-8").splitlines() for name, path in found.items()}
+        pairs = ((name, line) for name, lines in texts.items() for line in lines)
+        lines = [f"{name}: {line.strip()}" for name, line in pairs if arguments.find.lower() in line.lower()]
         if not lines:
             print(f"no line contains {arguments.find!r} in {', '.join(found)}", file=sys.stderr)
             return EXIT_FOUND
@@ -57,12 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.page is not None:
         print(found[name].read_text(encoding="utf-8"), end="")
     else:
-        print_lines(listing(found))
+        print_lines(_listing(found))
     return EXIT_OK
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("page", nargs="?", metavar="PAGE", help="print this page (default: list all pages)")
     parser.add_argument(
         "--find", metavar="WORDS", help="print the lines that contain these words (default: whole pages)"
@@ -72,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 DOCS = Command(
     help="print a page of the documentation, or list the pages",
     example="perfsuite docs gate",
-    arguments=add_arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
     found="no line contains the words of --find",
 )

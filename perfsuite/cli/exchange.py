@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from perfsuite.audit.audit import audit
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
@@ -27,21 +27,19 @@ from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.published.numbers import printed
 from perfsuite.record.workload import DTYPES
 
-_ROLES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "step_time_ms": ("latency", "ms"),
-        "forward_ms": ("forward_time", "ms"),
-        "backward_ms": ("backward_time", "ms"),
-        "optimizer_ms": ("optimizer_time", "ms"),
-        "samples_per_s": ("throughput", ""),
-        "samples_per_s_per_device": ("throughput_per_device", ""),
-        "tokens_per_s_per_device": ("tokens_per_s_per_device", ""),
-        "tflops_per_device": ("tflops", "TFLOPS"),
-        "mfu_percent": ("mfu", "%"),
-        "loss": ("loss", ""),
-        "reserved_memory_gib": ("memory", "GiB"),
-    }
-)
+_ROLES: Mapping[str, tuple[str, str]] = {
+    "step_time_ms": ("latency", "ms"),
+    "forward_ms": ("forward_time", "ms"),
+    "backward_ms": ("backward_time", "ms"),
+    "optimizer_ms": ("optimizer_time", "ms"),
+    "samples_per_s": ("throughput", ""),
+    "samples_per_s_per_device": ("throughput_per_device", ""),
+    "tokens_per_s_per_device": ("tokens_per_s_per_device", ""),
+    "tflops_per_device": ("tflops", "TFLOPS"),
+    "mfu_percent": ("mfu", "%"),
+    "loss": ("loss", ""),
+    "reserved_memory_gib": ("memory", "GiB"),
+}
 """Role and unit of a metric in an audited table."""
 _MOST_ROWS = 50  # Most rows of a table: rules compare rows in pairs, and logs have thousands of steps.
 _SETTINGS = ("global_batch_size", "local_batch_size", "sequence_length")
@@ -54,10 +52,7 @@ Doubt = tuple[str, str, str]
 def doubts(imported: Imported, device: DeviceModel | None = None) -> tuple[Doubt, ...]:
     """Return the broken rules; ``device`` has the published figures of their platform."""
     findings = (one for table in _audited_tables(imported, device) for one in audit([table]))
-    return (
-        *((one.severity, one.rule, one.message) for one in findings),
-        *_above_peaks(imported.rows, device),
-    )
+    return (*((one.severity, one.rule, one.message) for one in findings), *_above_peaks(imported.rows, device))
 
 
 def _audited_tables(imported: Imported, device: DeviceModel | None) -> Iterator[AuditTable]:
@@ -74,19 +69,14 @@ def _audited_tables(imported: Imported, device: DeviceModel | None) -> Iterator[
             step = row.settings.get("step")
             kind = (row.settings.get("run", ""), row.name.partition(step)[0] if step else "")
             tables.setdefault(kind, {}).setdefault(row.name, []).append(row)
-    for rows in (list(by_name.values()) for by_name in tables.values()):
-        for start in range(0, len(rows), _MOST_ROWS):
-            yield _audited_table(imported.source, rows[start : start + _MOST_ROWS], facts)
-
-
-def _audited_table(source: str, by_name: Sequence[Sequence[ImportedRow]], facts: Mapping[str, Fact]) -> AuditTable:
-    metrics = dict.fromkeys(row.metric for rows in by_name for row in rows)
-    return AuditTable(
-        name=source,
-        columns=tuple(AuditColumn(name=one, role=_ROLES[one][0], unit=_ROLES[one][1]) for one in metrics),
-        rows=tuple(_row_of_table(source, index, rows) for index, rows in enumerate(by_name)),
-        facts=facts,
-    )
+    source = imported.source
+    for every_row in (list(by_name.values()) for by_name in tables.values()):
+        for start in range(0, len(every_row), _MOST_ROWS):
+            by_name = every_row[start : start + _MOST_ROWS]
+            metrics = dict.fromkeys(row.metric for rows in by_name for row in rows)
+            columns = tuple(AuditColumn(name=one, role=_ROLES[one][0], unit=_ROLES[one][1]) for one in metrics)
+            shown = tuple(_row_of_table(source, index, rows) for index, rows in enumerate(by_name))
+            yield AuditTable(name=source, columns=columns, rows=shown, facts=facts)
 
 
 def _row_of_table(source: str, index: int, rows: Sequence[ImportedRow]) -> Row:
@@ -105,10 +95,10 @@ def _row_of_table(source: str, index: int, rows: Sequence[ImportedRow]) -> Row:
 
 def _figure(row: ImportedRow) -> str:
     """Return the figure with the digits of its source, in the unit of the row."""
-    try:
-        return row.printed if float(row.printed.replace(",", "")) == row.value else f"{row.value:.6g}"
-    except ValueError:
-        return f"{row.value:.6g}"
+    with contextlib.suppress(ValueError):
+        if float(row.printed.replace(",", "")) == row.value:
+            return row.printed
+    return f"{row.value:.6g}"
 
 
 def _above_peaks(rows: Sequence[ImportedRow], device: DeviceModel | None) -> Iterator[Doubt]:
@@ -166,11 +156,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def run_import(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite import``; EXIT_FOUND if a figure or a file was refused, or figures contradict each other.
-
-    Raises PerfsuiteError for wrong usage.
-    """
+def _run_import(options: argparse.Namespace) -> int:
     catalog = load_catalog(options.platform_file)
     device = catalog.find(options.platform) if options.platform else None
     form = find_format(options.files[0]) if options.files[0] in {form.name for form in FORMATS} else None
@@ -193,11 +179,8 @@ def run_import(options: argparse.Namespace) -> int:
         except ImportFailed as error:
             errors.append(error)
     if not files:
-        raise (
-            errors[-1]
-            if len(errors) == 1
-            else ImportFailed(f"none of {len(errors)} files: {'; '.join(map(str, errors))}")
-        )
+        several = ImportFailed(f"none of {len(errors)} files: {'; '.join(map(str, errors))}")
+        raise several if len(errors) > 1 else errors[-1]
     is_doubtful = bool(errors)
     for imported in files:
         doubted = doubts(imported, device)
@@ -219,24 +202,19 @@ def _lines(imported: Imported, doubted: Sequence[Doubt], most: int | None) -> It
         f"{printable(row.printed)}; {row.convention})"
         for row in imported.rows
     ]
-    yield from _some(rows, most, "figure")
-    yield from _some(
-        [f"refused, line {one.line}: {printable(one.text)}: {one.why}" for one in imported.refused], most, "refusal"
-    )
-    yield from _some([f"{severity} {rule}: {escaped(message)}" for severity, rule, message in doubted], most, "doubt")
-
-
-def _some(lines: Sequence[str], most: int | None, noun: str) -> Iterator[str]:
-    yield from (f"  {line}" for line in lines[:most])
-    if most is not None and len(lines) > most:
-        yield f"  and {plural(len(lines) - most, f'more {noun}')}"
+    refused = [f"refused, line {one.line}: {printable(one.text)}: {one.why}" for one in imported.refused]
+    wrong = [f"{severity} {rule}: {escaped(message)}" for severity, rule, message in doubted]
+    for lines, noun in ((rows, "figure"), (refused, "refusal"), (wrong, "doubt")):
+        yield from (f"  {line}" for line in lines[:most])
+        if most is not None and len(lines) > most:
+            yield f"  and {plural(len(lines) - most, f'more {noun}')}"
 
 
 IMPORT = Command(
     help="read results of nccl-tests, OSU, perftest, SuperBench, FlagPerf, training programs and more",
     example="perfsuite import all_reduce.log --platform h200 --out peers.json",
     arguments=_import_arguments,
-    run=run_import,
+    run=_run_import,
     found="a figure or a file was refused, or figures contradict each other",
     mixes=True,
 )
@@ -254,7 +232,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (default: the terminal)")
 
 
-def _run_export(options: argparse.Namespace) -> int:
+def _run_export(options: argparse.Namespace) -> None:
     rows = [row for path in options.results for row in _rows(path)]
     if not rows:
         names = ", ".join(map(str, options.results))
@@ -264,14 +242,13 @@ def _run_export(options: argparse.Namespace) -> int:
     text, count, note = EXPORTS[options.format](rows)
     if options.out is None:
         print(text, end="")
-        return EXIT_OK
+        return
     write_file(options.out, text, option="--out")
     left_out = len(rows) - count
     others = f"; {plural(left_out, 'figure')} left out: older ones, or of a metric that this format cannot hold"
     print(f"{options.out}: {plural(count, 'figure')} as {options.format}{others if left_out else ''}")
     if note:
         print(f"  {note}")
-    return EXIT_OK
 
 
 def _rows(path: Path) -> Iterator[ExportRow]:

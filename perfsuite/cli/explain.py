@@ -15,10 +15,10 @@ from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.units import GIB
-from perfsuite.cli.main import EXIT_OK, Command, print_json, print_lines
+from perfsuite.cli.main import Command, print_json, print_lines
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.platforms import load_catalog
-from perfsuite.published.lookup import PublishedFigure, chosen, figures, shipped
+from perfsuite.published.lookup import PublishedFigure, chosen, figures, shipped, table_of
 from perfsuite.published.recipes import recipe_of
 from perfsuite.published.recipes.recipe import Recipe
 from perfsuite.workloads.training.train_step import TrainStep, estimate, held
@@ -52,36 +52,30 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every set-up as JSON")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     if options.limit < 1:
         raise ConfigurationError(f"--limit {options.limit} prints nothing; give a count from 1")
-    for table in _tables(options.table):
-        _explain(table, options)
-    return EXIT_OK
-
-
-def _tables(name: str) -> list[str]:
-    tables = [f"{report.report}/{table.id}" for report, table in chosen([name])]
-    having = [table for table in tables if _printed(table)]
+    tables = [f"{report.report}/{table.id}" for report, table in chosen([options.table])]
+    having = {table: shown for table in tables if (shown := _printed(table))}
     if not having:
-        others = sorted({f"{figure.report}/{figure.table}" for figure in figures(shipped()) if _memory(figure)})
-        raise ConfigurationError(f"{name} prints no memory of a training step; choose {', '.join(others)}")
-    return having
+        others = ", ".join(sorted({table_of(figure) for figure in figures(shipped()) if _memory(figure)}))
+        raise ConfigurationError(f"{options.table} prints no memory of a training step; choose {others}")
+    for table, shown in having.items():
+        _explain(table, shown, options)
 
 
 def _memory(figure: PublishedFigure) -> bool:
-    recipe = recipe_of(f"{figure.report}/{figure.table}", figure.line)
+    recipe = recipe_of(table_of(figure), figure.line)
     return figure.metric in _METRICS and figure.workload == "train_step" and recipe is not None
 
 
 def _printed(table: str) -> list[PublishedFigure]:
-    found = [figure for figure in figures(shipped()) if f"{figure.report}/{figure.table}" == table and _memory(figure)]
+    found = [figure for figure in figures(shipped()) if table_of(figure) == table and _memory(figure)]
     kinds = [metric for metric in _METRICS if any(figure.metric == metric for figure in found)]
     return [figure for figure in found if figure.metric == kinds[0]] if kinds else []
 
 
-def _explain(table: str, options: argparse.Namespace) -> None:
-    shown = _printed(table)
+def _explain(table: str, shown: Sequence[PublishedFigure], options: argparse.Namespace) -> None:
     printed = [figure.metric_value for figure in shown]
     setups = sorted(_search(shown), key=lambda setup: setup.error(printed))
     if not setups:
@@ -124,7 +118,7 @@ def _record(setup: Setup, shown: Sequence[PublishedFigure], printed: Sequence[fl
 
 
 def _recipe(figure: PublishedFigure) -> Recipe:
-    recipe = recipe_of(f"{figure.report}/{figure.table}", figure.line)
+    recipe = recipe_of(table_of(figure), figure.line)
     assert recipe is not None, "only figures with a recipe are asked about"
     return recipe
 
@@ -133,15 +127,14 @@ def _search(shown: Sequence[PublishedFigure]) -> Iterator[Setup]:
     """Yield every set-up that all runs can have; strategies with equal memory are one set-up with both names."""
     found: dict[tuple[Any, ...], Setup] = {}
     for settings in _grid(shown):
-        parts = [_parts(figure, settings) for figure in shown]
-        if any(one is None for one in parts):
+        parts = tuple(one for figure in shown if (one := _parts(figure, settings)) is not None)
+        if len(parts) < len(shown):
             continue
-        held_parts = tuple(one for one in parts if one is not None)
-        gib = tuple(sum(one.values()) for one in held_parts)
+        gib = tuple(sum(one.values()) for one in parts)
         key = tuple(round(value, 6) for value in gib), *(settings[name] for name in settings if name != "strategy")
         names = [dict(found[key].settings)["strategy"]] if key in found else []
         named = {**settings, "strategy": " or ".join([*names, settings["strategy"]])}
-        found[key] = Setup(settings=tuple(named.items()), gib=gib, parts=held_parts)
+        found[key] = Setup(settings=tuple(named.items()), gib=gib, parts=parts)
     return iter(found.values())
 
 

@@ -9,15 +9,7 @@ from pathlib import Path
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.base.writing import write_file
-from perfsuite.cli.main import (
-    EXIT_FOUND,
-    EXIT_OK,
-    Command,
-    color_argument,
-    platform_arguments,
-    print_json,
-    print_marked,
-)
+from perfsuite.cli.main import EXIT_FOUND, Command, color_argument, platform_arguments, print_json, print_marked
 from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.lines import fleet_json, fleet_lines, own_rows
 from perfsuite.fleet.nodes import read_groups, read_names, read_nodes
@@ -49,8 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     platform_arguments(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Judge the fleet; EXIT_FOUND unless every node is present and passes.  Raises PerfsuiteError for wrong usage."""
+def _run(options: argparse.Namespace) -> int | None:
     catalog = load_catalog(options.platform_file)
     rows = load_expectations(options.platform_file, catalog.models)
     expected = read_names(options.nodes) if options.nodes else 0
@@ -75,23 +66,21 @@ def run(options: argparse.Namespace) -> int:
         simulated = any("simulated" in key for key, _ in standings.populations)
         write_fleet(title, fleet_sections(standings, fleet), options.html, simulated=simulated)
     passing = {node.node for node in standings.nodes.values() if node.passes}
-    for path, names, option in (
-        (options.good, passing, "--good"),
-        (options.bad, set(standings.nodes) - passing, "--bad"),
-    ):
+    others = set(standings.nodes) - passing
+    for path, names, option in ((options.good, passing, "--good"), (options.bad, others, "--bad")):
         if path is not None:
             write_file(path, "".join(f"{name}\n" for name in sorted(names)), option=option)
     if options.json:
         print_json(fleet_json(standings, fleet))
     else:
         print_marked(((line.text, line.mark) for line in fleet_lines(standings, fleet)), options.color)
-    return EXIT_OK if standings.passes else EXIT_FOUND
+    return None if standings.passes else EXIT_FOUND
 
 
 FLEET = Command(
     help="compare the journals of many nodes; list nodes and devices that are slow, below expectation or absent",
     example="perfsuite fleet nodes/*.jsonl --nodes 64 --good good.txt --bad bad.txt",
     arguments=_arguments,
-    run=run,
+    run=_run,
     found="a node that is slow, below expectation, incomplete, not judged or absent",
 )

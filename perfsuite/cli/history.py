@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import days_before
-from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
+from perfsuite.cli.main import EXIT_FOUND, Command, exit_codes, print_lines
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
 from perfsuite.history.file import session_of
@@ -22,11 +24,11 @@ from perfsuite.reports.beside_others import OverTime
 from perfsuite.statistics.change_points import LEAST_VALUES as LEAST_SESSIONS
 
 DEFAULT = Path("perf-history.jsonl")
+_FILE: Mapping[str, Any] = {"type": Path, "default": DEFAULT, "metavar": "FILE"}
 _FOUND = "show --fail-on found such a change"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list the sessions: time, commit, branch, cases")
     show = actions.add_parser("show", help="print changes with their commits, and the sum of small changes")
@@ -35,14 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prune = actions.add_parser("prune", help="drop old sessions, sessions by id, or cases")
     for parser_of in (listing, show, prune):
         verb = "change" if parser_of is prune else "read"
-        parser_of.add_argument(
-            "path",
-            nargs="?",
-            type=Path,
-            default=DEFAULT,
-            metavar="FILE",
-            help=f"{verb} this history (default: {DEFAULT})",
-        )
+        parser_of.add_argument("path", nargs="?", help=f"{verb} this history (default: {DEFAULT})", **_FILE)
     show.add_argument("--branch", default="", metavar="NAME", help="order sessions by this branch (default: HEAD's)")
     show.add_argument("--case", default="", metavar="TEXT", help="search cases whose id contains TEXT (default: all)")
     show.add_argument("--since", default="", metavar="REV", help="print changes after this revision (default: all)")
@@ -60,14 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "(default: never)",
     )
     add.add_argument("journals", nargs="+", type=Path, metavar="JOURNAL", help="add these journals")
-    add.add_argument(
-        "--history",
-        dest="path",
-        type=Path,
-        default=DEFAULT,
-        metavar="FILE",
-        help=f"add to this history (default: {DEFAULT})",
-    )
+    add.add_argument("--history", dest="path", help=f"add to this history (default: {DEFAULT})", **_FILE)
     add.add_argument(
         "--commit", default="", metavar="REV", help="set the measured revision of journals without one (default: none)"
     )
@@ -90,16 +78,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         parser_of.epilog = exit_codes(_FOUND if parser_of is show else "")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite history``; EXIT_FOUND if --fail-on matches.  Raises PerfsuiteError for wrong usage."""
+def _run(options: argparse.Namespace) -> int | None:
     if options.action == "list":
         print_lines(list_lines(file.read(options.path)))
-        return EXIT_OK
+        return None
     actions = {"show": _show, "add": _add, "merge": _merge, "prune": _prune}
     return actions[options.action](options)
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> int | None:
     least = _least_of(options.fail_on)
     history = file.read(options.path)
     findings = searched(
@@ -117,19 +104,17 @@ def _show(options: argparse.Namespace) -> int:
         write_history(OverTime(history=history, findings=findings), options.html)
         print(f"\npage {page_line(options.html)}")
     if least is None:
-        return EXIT_OK
-    ratios = [change.ratio.value - 1 for change in findings.changes]
-    ratios += [change.ratio.value - 1 for change in findings.accumulated]
+        return None
+    changed = [change.ratio for change in findings.changes] + [one.ratio for one in findings.accumulated]
+    ratios = [ratio.value - 1 for ratio in changed]
     if any(ratio > 0 and ratio >= least for ratio in ratios) or (options.fail_on == "any" and ratios):
         return EXIT_FOUND
     _require_searched(findings, options.path)
-    return EXIT_OK
+    return None
 
 
 def _require_searched(findings: Findings, path: Path) -> None:
-    table = findings.table
-    most = max((len(table.rows_of(table.cases.index(case))) for case in findings.cases), default=0)
-    if most < LEAST_SESSIONS:
+    if (most := findings.most_sessions) < LEAST_SESSIONS:
         raise ConfigurationError(
             f"--fail-on: nothing was searched in {path}: a change needs {LEAST_SESSIONS} sessions of a case on the "
             f"branch with equal settings, and no case has more than {most}; add sessions, or leave --fail-on out"
@@ -156,7 +141,7 @@ def _least_of(written: str | None) -> float | None:
     return share
 
 
-def _add(options: argparse.Namespace) -> int:
+def _add(options: argparse.Namespace) -> None:
     repository = Repository(root=options.repository)
     asked = repository.revision(options.commit) if options.commit else Revision()
     for path in options.journals:
@@ -174,34 +159,31 @@ def _add(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"{path}: nothing was measured, so there is nothing to add")
         done = "added" if file.append(options.path, session) else "is there already"
         print(f"{options.path}: session {session.session} with {plural(len(session.cases), 'case')} {done}")
-    return EXIT_OK
 
 
-def _merge(options: argparse.Namespace) -> int:
+def _merge(options: argparse.Namespace) -> None:
     history, new = file.merge(options.path, options.others)
     print(f"{options.path}: {len(history.sessions)} sessions, {new} new")
-    return EXIT_OK
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: argparse.Namespace) -> None:
     if options.older_than is None and not options.session and not options.case:
         raise ConfigurationError("prune has nothing to drop; give --older-than, --session or --case")
-    now = datetime.now(timezone.utc)
+    days = options.older_than
     lines = file.prune(
         options.path,
-        before=days_before(now, options.older_than) if options.older_than is not None else None,
+        before=None if days is None else days_before(datetime.now(timezone.utc), days),
         sessions=options.session,
         case=options.case,
         dry_run=options.dry_run,
     )
     print_lines(lines or [f"{options.path}: nothing to drop"])
-    return EXIT_OK
 
 
 HISTORY = Command(
     help="search results over time for changes, in the order of the commits",
     example="perfsuite history show --branch main --case all_reduce",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
     found=_FOUND,
 )

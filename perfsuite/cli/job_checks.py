@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import load_catalog
-from perfsuite.projection.calibration import Calibration, Constant
+from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, worlds_between
 from perfsuite.projection.softwares import OWN, SOFTWARES, fitted_constants
 from perfsuite.projection.step import Projection, projector_of
-from perfsuite.published.lookup import PublishedFigure, select
+from perfsuite.published.lookup import select, table_of
 from perfsuite.published.recipes import find
 from perfsuite.record.step import Training
 
@@ -23,16 +22,14 @@ MOST_DEVICES = 1_000_000
 LEAST, MOST = 0.001, 1_000_000.0
 """Range of the GB/s of a network and of the seconds of a checkpoint; products of larger numbers would overflow."""
 MOST_HOURS = 1e9
-_COUNTS: Mapping[str, int] = MappingProxyType(
-    {
-        "world": MOST_DEVICES,
-        "global_batch": 1_000_000_000,
-        "micro_batch": 1_000_000,
-        "stages_per_rank": 1_000,
-        "sequence_length": 100_000_000,
-        "top": 1_000_000,
-    }
-)
+_COUNTS: Mapping[str, int] = {
+    "world": MOST_DEVICES,
+    "global_batch": 1_000_000_000,
+    "micro_batch": 1_000_000,
+    "stages_per_rank": 1_000,
+    "sequence_length": 100_000_000,
+    "top": 1_000_000,
+}
 """Options that are counts, with their largest values."""
 _OF_CURVE = ("weak", "strong", "mtbf")
 
@@ -91,55 +88,44 @@ def _spelled(name: str) -> str:
 
 
 _FASTER = 0.01
-_RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "matmul": ("matmul_",),
-        "attention": ("attention_",),
-        "memory": ("memory_gb_per_s",),
-        "link": ("link_",),
-        "network": ("network_",),
-    }
-)
-"""Resource -> prefixes of the names of its constants."""
+_RATES: Mapping[str, str] = {
+    "matmul": "matmul_",
+    "attention": "attention_",
+    "memory": "memory_gb_per_s",
+    "link": "link_",
+    "network": "network_",
+}
+"""Resource -> prefix of the names of its constants."""
+_KERNELS: Mapping[str, tuple[str, ...]] = {
+    "matmul": ("matmul", "grouped_matmul"),
+    "attention": ("attention_forward", "attention_backward"),
+}
 
 
 def elasticities(job: TrainingJob, calibration: Calibration) -> dict[str, float]:
     """Return the percent by which the step gets shorter for one percent more of each resource, 0 to 1."""
     base = projector_of(job, calibration).step(job.layout, simulated=False).seconds
     moved = {}
-    for resource, beginnings in _RATES.items():
-        faster = _faster(calibration, resource, beginnings)
-        time = projector_of(job, faster).step(job.layout, simulated=False).seconds
+    for resource in _RATES:
+        time = projector_of(job, _faster(calibration, resource)).step(job.layout, simulated=False).seconds
         moved[resource] = (base / time - 1) / _FASTER
     return moved
 
 
-def _faster(calibration: Calibration, resource: str, beginnings: tuple[str, ...]) -> Calibration:
-    def scaled(name: str, constant: Constant) -> Constant:
-        if not name.startswith(beginnings):
-            return constant
-        factor = 1 / (1 + _FASTER) if constant.unit == "us" else 1 + _FASTER
-        return dataclasses.replace(constant, value=factor * constant.value)
-
-    kinds = {"matmul": ("matmul", "grouped_matmul"), "attention": ("attention_forward", "attention_backward")}
-    return dataclasses.replace(
-        calibration,
-        constants={name: scaled(name, constant) for name, constant in calibration.constants.items()},
-        kernels=tuple(
-            dataclasses.replace(point, time_s=point.time_s / (1 + _FASTER))
-            if point.kind in kinds.get(resource, ())
-            else point
-            for point in calibration.kernels
-        ),
-        collectives=tuple(
-            dataclasses.replace(
-                line, alpha_us=line.alpha_us / (1 + _FASTER), beta_gb_per_s=line.beta_gb_per_s * (1 + _FASTER)
-            )
-            if (resource == "link" and line.nodes == 1) or (resource == "network" and line.nodes > 1)
-            else line
-            for line in calibration.collectives
-        ),
-    )
+def _faster(calibration: Calibration, resource: str) -> Calibration:
+    more = 1 + _FASTER
+    constants, kernels, collectives = dict(calibration.constants), [], []
+    for name, one in constants.items():
+        if name.startswith(_RATES[resource]):
+            value = one.value / more if one.unit == "us" else one.value * more
+            constants[name] = dataclasses.replace(one, value=value)
+    for point in calibration.kernels:
+        faster = dataclasses.replace(point, time_s=point.time_s / more)
+        kernels.append(faster if point.kind in _KERNELS.get(resource, ()) else point)
+    for line in calibration.collectives:
+        quick = dataclasses.replace(line, alpha_us=line.alpha_us / more, beta_gb_per_s=line.beta_gb_per_s * more)
+        collectives.append(quick if resource == ("link" if line.nodes == 1 else "network") else line)
+    return dataclasses.replace(calibration, constants=constants, kernels=tuple(kernels), collectives=tuple(collectives))
 
 
 # Options that a recipe replaces.
@@ -148,15 +134,6 @@ _OPTIONS = (
     *("dtype", "compiled", "sequence_parallel"),
 )
 _DEFAULTS = {"micro_batch": 1, "sharding": "none", "checkpointing": "none"}
-
-
-def recipe_argument(parser: argparse._ArgumentGroup) -> None:
-    """Add --recipe."""
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="project this published run, such as 003-MP_1x32x1_16_3072x32 (default: the job of the other options)",
-    )
 
 
 def choose_recipe(options: argparse.Namespace) -> Training | None:
@@ -172,7 +149,7 @@ def choose_recipe(options: argparse.Namespace) -> Training | None:
     extra = [name for name in _OPTIONS if getattr(options, name)]
     extra += [name for name, value in _DEFAULTS.items() if getattr(options, name) != value]
     if extra:
-        option = f"--{extra[0].replace('_', '-')}"
+        option = _spelled(extra[0])
         raise ConfigurationError(f"--recipe and {option} both define the training step; leave {option} out")
     recipe = find(options.recipe)
     if recipe.workload != "train_step":
@@ -194,20 +171,13 @@ def choose_recipe(options: argparse.Namespace) -> Training | None:
     return work.training
 
 
-def _latencies(recipe: str, platform: str) -> list[PublishedFigure]:
-    rows = find(recipe).rows
-    return [
-        figure
-        for figure in select(platform=platform, metric="step_time_s")
-        if (f"{figure.report}/{figure.table}", figure.line) in rows
-    ]
-
-
 def published_lines(recipe: str, found: Projection) -> Iterator[str]:
     """Yield each printed latency of the run on this platform, compared with the projection."""
-    for figure in _latencies(recipe, found.platform):
-        inside = "in the band" if found.low_s <= figure.metric_value <= found.high_s else "outside the band"
-        yield f"{figure}: {inside}, projected/published {found.step_time_s / figure.metric_value:.2f}"
+    rows = find(recipe).rows
+    for figure in select(platform=found.platform, metric="step_time_s"):
+        if (table_of(figure), figure.line) in rows:
+            inside = "in the band" if found.low_s <= figure.metric_value <= found.high_s else "outside the band"
+            yield f"{figure}: {inside}, projected/published {found.step_time_s / figure.metric_value:.2f}"
 
 
 def software_lines() -> Iterator[str]:

@@ -47,14 +47,13 @@ class Command:
     help: str  # One line.
     example: str  # A call with the usual options.
     arguments: Callable[[argparse.ArgumentParser], None]  # Add the options to the parser.
-    run: Callable[[argparse.Namespace], int]
-    """Do the work and return the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
+    run: Callable[[argparse.Namespace], int | None]
+    """Do the work and return the exit code, or None for EXIT_OK; a PerfsuiteError becomes one line and EXIT_USAGE."""
     found: str = ""  # Meaning of EXIT_FOUND for this command; empty if the command never returns it.
     mixes: bool = False  # Whether options may appear between the positional arguments.
 
 
-_LONG_WORD = re.compile(r"(\S{250})\S{250,}")
-"""A name in a file of others; a message stays readable without its rest."""
+_LONG_WORD = re.compile(r"(\S{250})\S{250,}")  # A name in a file of others; a message stays readable without its rest.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +85,7 @@ def _run(words: list[str]) -> int:
         add_command(subcommands, name)
     arguments = parser.parse_args(words)
     try:
-        code: int = arguments.run(arguments)
+        code: int = arguments.run(arguments) or EXIT_OK
         return code
     except PerfsuiteError as error:
         # A CaseError carries lines printed by pytest or the ranks; any other message is one line.
@@ -179,8 +178,7 @@ def print_lines(lines: Iterable[str]) -> None:
     print_marked((line, "") for line in lines)
 
 
-_COLOURS = {"bad": 31, "doubt": 33, "good": 32}
-"""Codes of red, yellow and green by mark."""
+_COLOURS = {"bad": 31, "doubt": 33, "good": 32}  # Codes of red, yellow and green by mark.
 
 
 def print_marked(lines: Iterable[tuple[str, str]], color: str = "no") -> None:
@@ -188,11 +186,8 @@ def print_marked(lines: Iterable[tuple[str, str]], color: str = "no") -> None:
 
     ``color``: yes, no, or auto, which decides as pytest does (PY_COLORS, NO_COLOR, FORCE_COLOR, a terminal).
     """
-    width, stream, is_coloured = (
-        screen_width(),
-        sys.stdout,
-        color == "yes" or (color == "auto" and _colours_by_default()),
-    )
+    width, stream = screen_width(), sys.stdout
+    is_coloured = color == "yes" or (color == "auto" and _colours_by_default())
     for line, mark in lines:
         plain = escaped(line)
         indent = " " * (len(plain) - len(plain.lstrip()) + 4)

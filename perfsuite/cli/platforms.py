@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
-from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.cli.main import Command, platform_arguments, print_json, print_lines
 from perfsuite.platforms import (
     DeviceModel,
     Fingerprint,
@@ -36,8 +36,7 @@ def _env_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--platform", metavar="NAME", help="use this platform (default: the one found here)")
 
 
-def run_env(arguments: argparse.Namespace) -> int:
-    """Print the fingerprint and the environment of a run on this machine.  Raises PerfsuiteError without a device."""
+def _run_env(arguments: argparse.Namespace) -> None:
     catalog = load_catalog(arguments.platform_file)
     machine = detect_machine(catalog, arguments.platform, host=Host())
     if machine.absent:
@@ -48,7 +47,6 @@ def run_env(arguments: argparse.Namespace) -> int:
         print_json({"platform": machine.name, "fingerprint": to_json(key), "environment": environment})
     else:
         print_lines(_env_lines(machine, key, environment))
-    return EXIT_OK
 
 
 def _env_lines(machine: Machine, key: Fingerprint, environment: Mapping[str, Any]) -> Iterator[str]:
@@ -94,7 +92,7 @@ ENV = Command(
     help="print the fingerprint and the environment that a run on this machine records",
     example="perfsuite env --json",
     arguments=_env_arguments,
-    run=run_env,
+    run=_run_env,
 )
 
 
@@ -108,34 +106,24 @@ def _platforms_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_platforms(arguments: argparse.Namespace) -> int:
-    """Print this machine and a line per platform, or all figures of some.  Raises PerfsuiteError for unknown names."""
+def _run_platforms(arguments: argparse.Namespace) -> None:
     catalog = load_catalog(arguments.platform_file)
     found = families(Host())
     machine = detect_machine(catalog, families=found)
     names = arguments.name or [*catalog.models, *catalog.machines]
     models = [catalog.find(name) for name in names if name not in catalog.machines]
     hosts = [catalog.machines[name] for name in names if name in catalog.machines]
-    absent = {  # the reason, empty for a platform of this machine
-        model.name: ""
-        if model.name == "cpu"
-        else why_absent(model.name, machine=machine, catalog=catalog, families=found)
-        for model in (models if arguments.name or arguments.json else ())
-    }
+    absent = {"cpu": ""}  # the reason, empty for a platform of this machine
+    for name in (model.name for model in (models if arguments.name or arguments.json else ()) if model.name != "cpu"):
+        absent[name] = why_absent(name, machine=machine, catalog=catalog, families=found)
     if arguments.json:
-        print_json(
-            {
-                "here": machine.name,
-                "platforms": [{**to_json(model), "absent": absent[model.name]} for model in models],
-                "machines": [to_json(host) for host in hosts],
-            }
-        )
+        plain = [{**to_json(model), "absent": absent[model.name]} for model in models]
+        print_json({"here": machine.name, "platforms": plain, "machines": [to_json(host) for host in hosts]})
     elif arguments.name:
         details = [*(_model_lines(model, absent[model.name]) for model in models), *map(_machine_lines, hosts)]
         print_lines(line for number, lines in enumerate(details) for line in ([""] * bool(number) + [*lines]))
     else:
         print_lines(_overview(machine, models, hosts))
-    return EXIT_OK
 
 
 def _overview(machine: Machine, models: Sequence[DeviceModel], hosts: Sequence[MachineModel]) -> Iterator[str]:
@@ -157,15 +145,8 @@ def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
     yield f"{model.name} ({model.family}): {model.title}{'' if absent else ', on this machine'}"
     if absent:
         yield f"  not on this machine: {absent.removeprefix(f'{model.title} not found: ')}"
-    peaks: dict[str, Peak | None] = {
-        **model.tflops,
-        "memory": model.memory,
-        "memory_bandwidth": model.memory_bandwidth,
-        "link": model.link,
-        "host_link": model.host_link,
-        "network": model.network,
-        "devices_per_node": model.devices_per_node,
-    }
+    others = ("memory", "memory_bandwidth", "link", "host_link", "network", "devices_per_node")
+    peaks: dict[str, Peak | None] = {**model.tflops, **{name: getattr(model, name) for name in others}}
     yield from _peak_lines(peaks)
     if not any(peaks.values()):
         yield "  no peaks"
@@ -192,5 +173,5 @@ PLATFORMS = Command(
     help="list this machine and the known device models, or print the peaks and sources of some",
     example="perfsuite platforms h100",
     arguments=_platforms_arguments,
-    run=run_platforms,
+    run=_run_platforms,
 )

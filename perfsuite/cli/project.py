@@ -18,10 +18,9 @@ from perfsuite.cli.job_checks import (
     published_lines,
     read_curve,
     read_mtbf,
-    recipe_argument,
     software_lines,
 )
-from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines, screen_width
+from perfsuite.cli.main import Command, platform_arguments, print_json, print_lines, screen_width
 from perfsuite.models import counts, describe, find_projected
 from perfsuite.models.base import Checkpointing
 from perfsuite.platforms import DeviceModel, load_catalog
@@ -31,11 +30,7 @@ from perfsuite.projection.job import Node, TrainingJob
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.memory import RESERVED, MemoryBreakdown
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput
-from perfsuite.projection.softwares import (
-    OWN,
-    software_calibration,
-    software_implementation,
-)
+from perfsuite.projection.softwares import OWN, software_calibration, software_implementation
 from perfsuite.projection.step import RESOURCES, Projection, pipeline_timeline, project, used_constants
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric
@@ -49,10 +44,13 @@ CHECKPOINT_S = 60.0  # Default seconds of writing a checkpoint.
 _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     platform_arguments(parser)
-    recipe_argument(job_arguments(parser, required=False))
+    job_arguments(parser, required=False).add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="project this published run, such as 003-MP_1x32x1_16_3072x32 (default: the job of the other options)",
+    )
     add = parser.add_argument_group("layout").add_argument
     add("--layout", metavar="MESH", help="set the mesh, such as dp64-tp8-pp2 (default: all devices on dp)")
     add("--micro-batch", type=int, default=1, metavar="N", help="run N samples per forward (default: 1)")
@@ -134,11 +132,10 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
     return job
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite project``.  Raises PerfsuiteError for wrong usage."""
+def _run(options: argparse.Namespace) -> None:
     if options.software == "list":
         print_lines(software_lines())
-        return EXIT_OK
+        return
     check_options(options)
     training = choose_recipe(options)
     device, calibration = read_platform(options)
@@ -155,20 +152,18 @@ def run(options: argparse.Namespace) -> int:
     if options.trace:
         write_file(options.trace, trace_text(pipeline_timeline(job, calibration)))
     if options.json:
-        plain = projection_json(found, metrics, gains)
+        plain = _projection_json(found, metrics, gains)
         if options.curve:
-            plain["curve"] = [point_json(point, mtbf, checkpoint_s) for point in points]
+            plain["curve"] = [_point_json(point, mtbf, checkpoint_s) for point in points]
             plain["curve_missing"] = missing
         print_json(plain)
-        return EXIT_OK
-    shown = gains if options.sensitivity else {}
-    print_lines(lines(found, metrics, shown, job, calibration))
+        return
+    print_lines(_lines(found, metrics, gains if options.sensitivity else {}, job, calibration))
     print_lines(published_lines(options.recipe, found) if options.recipe else ())
     if options.curve:
-        print_lines(["", *curve_lines(points, missing, mtbf, checkpoint_s)])
+        print_lines(["", *_curve_lines(points, missing, mtbf, checkpoint_s)])
     if options.trace:
         print(f"wrote {options.trace}")
-    return EXIT_OK
 
 
 def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration]:
@@ -214,17 +209,10 @@ def read_overrides(options: argparse.Namespace) -> dict[str, Any]:
     return overrides
 
 
-def read_dtype(options: argparse.Namespace, calibration: Calibration) -> str:
-    """Return the dtype of the options, else the first of bf16, fp16 and fp32 that has a rate."""
-    if options.dtype:
-        return str(options.dtype)
-    rated = (dtype for dtype in ("bf16", "fp16", "fp32") if calibration.value(f"matmul_{dtype}_tflops"))
-    return next(rated, "bf16")
-
-
 def base_training(options: argparse.Namespace, calibration: Calibration) -> Training:
     """Return the training step without a layout: strategy hybrid, which stores and sends 16 bits in 16-bit steps."""
-    dtype = read_dtype(options, calibration)
+    rated = (dtype for dtype in ("bf16", "fp16", "fp32") if calibration.value(f"matmul_{dtype}_tflops"))
+    dtype = str(options.dtype or next(rated, "bf16"))
     narrow = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
     return Training(
         model=options.model,
@@ -275,10 +263,9 @@ def _training(options: argparse.Namespace, calibration: Calibration) -> Training
     return dataclasses.replace(base, layout=str(layout), **fields)
 
 
-def lines(
+def _lines(
     found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float], job: TrainingJob, calibration: Calibration
 ) -> Iterator[str]:
-    """Yield the lines of one projection."""
     layout = job.layout
     schedule = f", {layout.schedule} x {layout.stages_per_rank}" if layout.schedule else ""
     yield (
@@ -329,8 +316,7 @@ def _memory_lines(memory: MemoryBreakdown) -> Iterator[str]:
     yield f"                 the allocator reserves {low:.2f} to {high:.2f} GiB, by the ratios in public logs"
 
 
-def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float]) -> dict[str, Any]:
-    """Return the projection as JSON; its ``kind`` is projected, unlike that of a result."""
+def _projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float]) -> dict[str, Any]:
     return {
         "kind": "projected",
         **to_json(found),
@@ -344,53 +330,46 @@ def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping
     }
 
 
-def curve_lines(
+def _curve_lines(
     points: Sequence[CurvePoint], missing: Sequence[str], mtbf: float | None, checkpoint_s: float
 ) -> Iterator[str]:
-    """Yield the table of a curve, with notes and the points that could not be projected."""
     columns = ("devices", "layout", "step", "80 % band", "tokens/s", "efficiency", "binding", "goodput")
-    rows = []
-    for point in points:
-        found = point.projection
-        share = _goodput(point, mtbf, checkpoint_s)
-        rows.append(
-            (
-                str(found.world_size),
-                point.layout,
-                f"{'>=' if found.lower_bound else ''}{format_seconds(found.step_time_s)}",
-                f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}",
-                f"{point.tokens_per_s:.0f}",
-                f"{100 * point.efficiency:.1f} %",
-                found.binding,
-                "" if share is None else f"{100 * share:.1f} %",
-            )
+    rows = [
+        (
+            str(found.world_size),
+            point.layout,
+            f"{'>=' if found.lower_bound else ''}{format_seconds(found.step_time_s)}",
+            f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}",
+            f"{point.tokens_per_s:.0f}",
+            f"{100 * point.efficiency:.1f} %",
+            found.binding,
+            "" if (share := _goodput(found, mtbf, checkpoint_s)) is None else f"{100 * share:.1f} %",
         )
+        for point, found in ((point, point.projection) for point in points)
+    ]
     count = len(columns) if mtbf else len(columns) - 1
     yield from lay_out(columns[:count], [row[:count] for row in rows], screen_width())
     yield from (f"{point.projection.world_size} devices: {point.note}" for point in points if point.note)
     yield from (f"left out {line}" for line in missing)
 
 
-def _goodput(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> float | None:
+def _goodput(found: Projection, mtbf: float | None, checkpoint_s: float) -> float | None:
     if mtbf is None:
         return None
-    found = point.projection
     return goodput(found.world_size, found.step_time_s, mtbf_device_h=mtbf, checkpoint_s=checkpoint_s)
 
 
-def point_json(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> dict[str, Any]:
-    """Return one point of a curve as JSON."""
+def _point_json(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> dict[str, Any]:
     found = point.projection
     of_projection = {name: getattr(found, name) for name in ("step_time_s", "low_s", "high_s", "binding")}
     of_point = {name: getattr(point, name) for name in ("layout", "global_batch", "tokens_per_s", "efficiency", "note")}
-    flags = [flag.name for flag in found.flags]
-    share = _goodput(point, mtbf, checkpoint_s)
+    share, flags = _goodput(found, mtbf, checkpoint_s), [flag.name for flag in found.flags]
     return {"world_size": found.world_size, **of_point, **of_projection, "goodput": share, "flags": flags}
 
 
 PROJECT = Command(
     help="project a training step onto other devices, with an error band and its binding resource; runs nothing",
     example="perfsuite project --model llama3-8b --platform h100 --layout dp8-tp2 --global-batch 64",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
 )

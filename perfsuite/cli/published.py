@@ -7,15 +7,14 @@ import csv
 import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite import workloads
 from perfsuite.base.errors import ConfigurationError, InvalidParameter, first_line
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import plural
-from perfsuite.cli.main import EXIT_OK, Command, platform_file_argument, print_json, print_lines, screen_width
+from perfsuite.cli.main import Command, platform_file_argument, print_json, print_lines, screen_width
 from perfsuite.platforms import Catalog, Machine, detect_machine, load_catalog
 from perfsuite.platforms.detection import too_few_devices
 from perfsuite.published.lookup import (
@@ -32,7 +31,7 @@ from perfsuite.published.recipes import Recipe, why_none
 from perfsuite.published.recipes.recipe import DEVICES_PER_NODE
 from perfsuite.published.records import ROLES, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.record.workload import Workload
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.tables.grids import markdown
 from perfsuite.reports.tables.report import LABELS
@@ -43,8 +42,7 @@ _BREAK = re.compile(r"(\s*<br\s*/?>\s*)+")
 _JUDGED = ("result", "claim")  # Kinds of tables whose figures are results: there M is a statement too.
 
 
-def published_grid(report: PublishedReport, table: PublishedTable) -> Grid:
-    """The table with its columns, rows and labels; rows that print nothing at all are left out."""
+def _published_grid(report: PublishedReport, table: PublishedTable) -> Grid:
     columns = table.printed_columns
     rows = [row for row in table.rows if any(cell is not None for cell in row.cells)]
     return Grid(
@@ -94,19 +92,14 @@ def _notes(report: PublishedReport, table: PublishedTable, rows: list[PublishedR
         lines = sorted({line for numbers in by_column.values() for line in numbers})
         where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
         yield reason.format(f"{', '.join(by_column)}; {where}")
-    yield from _meanings(table)
-
-
-def _meanings(table: PublishedTable) -> Iterator[str]:
-    """Columns whose figures are something else than their title says, or are counted in a way that must be known."""
-    for column in table.columns:
+    for column in table.columns:  # columns with another unit than their title has, or with a convention
         unit = column.unit if column.unit and column.unit != column.unit_published else ""
         text = "; ".join(filter(None, (f"in {unit}" if unit else "", column.convention)))
         if text:
             yield f"{column.name.replace('_', ' ')}: {text}"
 
 
-def published_cells(report: PublishedReport, table: PublishedTable) -> Iterator[dict[str, Any]]:
+def _published_cells(report: PublishedReport, table: PublishedTable) -> Iterator[dict[str, Any]]:
     """Yield every printed figure and text for other programs: place, meaning, label and reason.
 
     ``value`` is the number of the cell in ``unit``; None for text and bounds.
@@ -161,41 +154,40 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     if not options.cases:
         for name in ("platform", "devices"):
             if getattr(options, name) is not None:
                 raise ConfigurationError(f"--{name} is for a list of cases; add --cases, or leave --{name} out")
-        return _print_tables(options)
+        _print_tables(options)
+        return
     if options.devices is not None and options.devices < 1:
         raise ConfigurationError(f"--devices={options.devices} is not a number of devices; give at least 1")
 
-    records = case_records(options.names, options.platform, options.devices, load_catalog(options.platform_file))
+    records = _case_records(options.names, options.platform, options.devices, load_catalog(options.platform_file))
     form = _format(options)
     if form in ("json", "csv"):
-        _print_records([record.plain for record in records], form)
+        _print_records([record for _, record in records], form)
     elif form == "text":
-        print_lines(grid_lines(cases_grids(records), screen_width())[1:])
+        print_lines(grid_lines(_cases_grids(records), screen_width())[1:])
     else:
-        print("\n".join(line for grid in cases_grids(records) for line in markdown(grid, level=2)).rstrip("\n"))
-    return EXIT_OK
+        print("\n".join(line for grid in _cases_grids(records) for line in markdown(grid, level=2)).rstrip("\n"))
 
 
 def _format(options: argparse.Namespace) -> str:
     return options.format or ("markdown" if screen_width() is None else "text")
 
 
-def _print_tables(options: argparse.Namespace) -> int:
+def _print_tables(options: argparse.Namespace) -> None:
     tables, form = chosen(options.names), _format(options)
     if form in ("json", "csv"):
-        _print_records([cell for report, table in tables for cell in published_cells(report, table)], form)
+        _print_records([cell for report, table in tables for cell in _published_cells(report, table)], form)
     elif form == "text" and options.names:
-        print_lines([f"labels: {LABELS}", *grid_lines((published_grid(*one) for one in tables), screen_width())])
+        print_lines([f"labels: {LABELS}", *grid_lines((_published_grid(*one) for one in tables), screen_width())])
     elif form == "text":
         print_lines(_index(tables))
     else:
         print("\n".join(_pages(tables) if options.names else _index(tables)).rstrip("\n"))
-    return EXIT_OK
 
 
 def _print_records(records: Sequence[Mapping[str, Any]], format: str) -> None:
@@ -226,7 +218,7 @@ def _pages(tables: Tables) -> Iterator[str]:
         if report.title != title:
             title = report.title
             yield from (f"# {report.report}: {title}", "", f"as printed in {report.file}; {LABELS}", "")
-        yield from markdown(published_grid(report, table), level=2)
+        yield from markdown(_published_grid(report, table), level=2)
 
 
 PUBLISHED = Command(
@@ -237,68 +229,38 @@ PUBLISHED = Command(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowCase:
-    """One published row on one platform: the case that reproduces it, or the reason why there is none."""
+def _case_records(
+    names: Sequence[str], platform: str | None, devices: int | None, catalog: Catalog
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the cases of every row of these reports or tables, on ``platform`` or on the platforms of each row.
 
-    row: PublishedRun
-    name: str  # The settings that the report prints in the row.
-    platform: str
-    title: str  # Title of the platform, such as MTT S4000.
-    case: str  # Node id; empty for a row without a case.
-    ranks: int | None
-    why_not: str  # Reason of the skip; empty if the case runs.
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """Return the row as a record for JSON and CSV."""
-        return {
-            "report": self.row.report,
-            "table": self.row.table,
-            "line": self.row.line,
-            "row": self.name,
-            "published_for": " ".join(self.row.platforms),
-            "platform": self.platform,
-            "ranks": self.ranks,
-            "case": self.case,
-            "skipped": self.why_not,
-        }
-
-
-def case_records(names: Sequence[str], platform: str | None, devices: int | None, catalog: Catalog) -> list[RowCase]:
-    """Return the cases of every row of these reports or tables, on ``platform`` or on the platforms of each row.
-
-    ``devices`` is the number of devices of a run; None: those found here, else those of one node of the platform.
-    Raises ConfigurationError for an unknown report, table or platform.
+    Each has the title of its platform, such as MTT S4000.  ``devices`` is the number of devices of a run; None: those
+    found here, else those of one node of the platform.  Raises ConfigurationError for an unknown report, table or
+    platform.
     """
-    tables = tables_of_runs(names)
     machine_of = functools.cache(functools.partial(detect_machine, catalog))
-    machines = [machine_of(platform)] if platform else []
-    records: list[RowCase] = []
-    for row in rows_of(tables):
-        for machine in machines or [machine_of(name) for name in row.platforms]:
-            records += _of_row(row, machine, devices)
-    return records
-
-
-def _of_row(row: PublishedRun, machine: Machine, devices: int | None) -> Iterator[RowCase]:
-    for recipe in recipes_of(row) or (None,):
-        yield RowCase(
-            row=row,
-            name=_name(row),
-            platform=machine.name,
-            title=machine.model.title,
-            case=recipe.case(machine.name) if recipe else "",
-            ranks=recipe.world_size if recipe else row.world_size,
-            why_not=_why_not(recipe, machine, devices)
-            if recipe
-            else f"impossible as declared: {why_none(table_of(row), row.line)}",
-        )
+    for row in rows_of(tables_of_runs(names)):
+        for machine in map(machine_of, [platform] if platform else row.platforms):
+            for recipe in recipes_of(row) or (None,):
+                why_not = f"impossible as declared: {why_none(table_of(row), row.line)}"
+                record = {
+                    "report": row.report,
+                    "table": row.table,
+                    "line": row.line,
+                    "row": _name(row),
+                    "published_for": " ".join(row.platforms),
+                    "platform": machine.name,
+                    "ranks": recipe.world_size if recipe else row.world_size,
+                    "case": recipe.case(machine.name) if recipe else "",
+                    "skipped": _why_not(recipe, machine, devices) if recipe else why_not,
+                }
+                yield machine.model.title, record
 
 
 def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
     """Return the reason to skip a case on a platform, whether or not its device is here; empty if it runs."""
-    workload, ranks = _workload(recipe), recipe.world_size
+    name, ranks = "".join(part.capitalize() for part in recipe.workload.split("_")), recipe.world_size
+    workload: Workload = getattr(workloads, name)(**recipe.parameters)
     try:
         workload.work(MeshShape.on(ranks, workload.layout()))
     except InvalidParameter as error:
@@ -318,12 +280,6 @@ def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
     return ""
 
 
-def _workload(recipe: Recipe) -> Workload:
-    name = "".join(part.capitalize() for part in recipe.workload.split("_"))
-    workload: Workload = getattr(workloads, name)(**recipe.parameters)
-    return workload
-
-
 @functools.cache
 def _tables() -> dict[str, PublishedTable]:
     return {f"{report.report}/{table.id}": table for report in shipped() for table in report.tables}
@@ -338,33 +294,19 @@ def _name(row: PublishedRun) -> str:
     return row.name or " ".join(settings)
 
 
-def cases_grids(records: Sequence[RowCase]) -> Iterator[Grid]:
+def _cases_grids(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Grid]:
     """Yield a table per published table and platform: line, row, ranks, case, and the reason of a skip."""
-    groups: dict[tuple[str, str, str], list[RowCase]] = {}
-    for record in records:
-        groups.setdefault((table_of(record.row), record.platform, record.title), []).append(record)
+    groups = grouped(((f"{one['report']}/{one['table']}", one["platform"], title), one) for title, one in records)
     for (table, platform, title), members in groups.items():
         rows = [("line", "row", "published for", "ranks", "case", "skipped there because")]
-        rows += [
-            (
-                str(one.row.line),
-                one.name,
-                " or ".join(one.row.platforms),
-                "" if one.ranks is None else str(one.ranks),
-                one.case,
-                one.why_not,
-            )
-            for one in members
-        ]
+        for one in members:
+            published_for, ranks = one["published_for"].replace(" ", " or "), one["ranks"]
+            ranks_text = "" if ranks is None else str(ranks)
+            rows.append((str(one["line"]), one["row"], published_for, ranks_text, one["case"], one["skipped"]))
         kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
-        lines = {one.row.line for one in members}
-        can_run = {one.row.line for one in members if not one.why_not}
-        yield Grid(
-            title=f"{table} on {title} ({platform})",
-            columns=tuple(rows[0][at] for at in kept),
-            rows=tuple(tuple(row[at] for at in kept) for row in rows[1:]),
-            notes=(
-                f"{len(can_run)} of {plural(len(lines), 'row')} can run there: "
-                + runnable(f"pytest test_perf --perf-published={table} -k {platform}"),
-            ),
-        )
+        lines = {one["line"] for one in members}
+        can_run = {one["line"] for one in members if not one["skipped"]}
+        columns, *cells = (tuple(row[at] for at in kept) for row in rows)
+        command = runnable(f"pytest test_perf --perf-published={table} -k {platform}")
+        note = f"{len(can_run)} of {plural(len(lines), 'row')} can run there: {command}"
+        yield Grid(title=f"{table} on {title} ({platform})", columns=columns, rows=tuple(cells), notes=(note,))

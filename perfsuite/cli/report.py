@@ -14,15 +14,7 @@ from perfsuite.base.files import content, why
 from perfsuite.base.text import printable
 from perfsuite.base.units import plural
 from perfsuite.base.writing import write_file
-from perfsuite.cli.main import (
-    EXIT_OK,
-    EXIT_USAGE,
-    Command,
-    json_argument,
-    platform_file_argument,
-    print_json,
-    print_lines,
-)
+from perfsuite.cli.main import EXIT_USAGE, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.show import read_results
 from perfsuite.fleet.nodes import several_hosts
 from perfsuite.history.file import read as read_history
@@ -85,12 +77,14 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run_report(options: argparse.Namespace) -> int:
+def _run_report(options: argparse.Namespace) -> None:
     catalog = load_catalog(options.platform_file)
     if options.fill is not None:
-        return _fill(options, catalog)
+        _fill(options, catalog)
+        return
     if options.html is not None:
-        return _write_page(options, catalog)
+        _write_page(options, catalog)
+        return
     if options.baseline is not None:
         raise ConfigurationError("--baseline is for a page; give --html FILE too, or compare with --base")
     runs = _read_of_one_machine(options.results, catalog)
@@ -111,10 +105,9 @@ def _run_report(options: argparse.Namespace) -> int:
     if options.out is None:
         width = shutil.get_terminal_size().columns - 1
         print("\n".join(fit_markdown(text, width)) + "\n" if sys.stdout.isatty() else text, end="")
-        return EXIT_OK
+        return
     write_file(options.out, text, option="--out")
     print(f"{options.out}: {', '.join(style.name for style in styles)}")
-    return EXIT_OK
 
 
 def _beside(options: argparse.Namespace, runs: Sequence[Recording]) -> str:
@@ -138,7 +131,7 @@ def _imported(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Gr
     return imported_grids(files, [case for run in runs for case in table_cases(run)])
 
 
-def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
+def _fill(options: argparse.Namespace, catalog: Catalog) -> None:
     from perfsuite.reports.fill import filled
 
     for name in ("style", "base", "history", "html", "baseline", "imported"):
@@ -157,14 +150,13 @@ def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
         raise ConfigurationError(f"{options.fill}: no cell of {tables} was filled, nothing was written: {left}")
     if not result.cells:
         print(f"{options.fill}: {tables}: no cell is empty, nothing was written")
-        return EXIT_OK
+        return
     place, option = (options.out, "--output") if options.out else (options.fill, "--fill")
     write_file(place, result.text, option=option)
     print(f"{place}: {plural(result.cells, 'cell')} of {tables} filled{f'; still empty: {left}' if left else ''}")
-    return EXIT_OK
 
 
-def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
+def _write_page(options: argparse.Namespace, catalog: Catalog) -> None:
     from perfsuite.reports.material import material_of
     from perfsuite.reports.page.page import page_line, write_page
 
@@ -180,7 +172,6 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
     material = dataclasses.replace(material, over_time=_over_time(options), beside=tuple(beside))
     write_page(material, options.html)
     print(f"page {page_line(options.html)}")
-    return EXIT_OK
 
 
 REPORT = Command(
@@ -201,7 +192,7 @@ def _checklist_arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
-def _run_checklist(options: argparse.Namespace) -> int:
+def _run_checklist(options: argparse.Namespace) -> None:
     catalog = load_catalog(options.platform_file)
     recordings = _read_of_one_machine(options.results, catalog)
     if not any(recording.run.results for recording in recordings):
@@ -214,7 +205,6 @@ def _run_checklist(options: argparse.Namespace) -> int:
         print_json([to_json(answer) for answer in found])
     else:
         print_lines(_answer_lines(recordings, found))
-    return EXIT_OK
 
 
 def _answer_lines(recordings: list[Recording], found: list[ChecklistLine]) -> Iterator[str]:
@@ -274,7 +264,7 @@ def _trace_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run_trace(options: argparse.Namespace) -> int:
+def _run_trace(options: argparse.Namespace) -> int | None:
     journal = read_run(options.journal)
     timelines = _chosen_timelines(journal, options.case)
     problems = []
@@ -290,7 +280,7 @@ def _run_trace(options: argparse.Namespace) -> int:
     print_lines(["", *map(str, written)])
     for line in problems:
         print(f"perfsuite: error: {printable(line, 1000)}", file=sys.stderr)
-    return EXIT_USAGE if problems else EXIT_OK
+    return EXIT_USAGE if problems else None
 
 
 def simulated_schedule(timeline: Timeline) -> Timeline:

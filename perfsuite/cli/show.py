@@ -15,7 +15,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import open_regular, why
 from perfsuite.base.text import encodable, printable
 from perfsuite.baselines.baseline import Baseline
-from perfsuite.cli.main import EXIT_OK, Command, color_argument, print_marked
+from perfsuite.cli.main import Command, color_argument, print_marked
 from perfsuite.metrics import read_run
 from perfsuite.record.codec import plain_json
 from perfsuite.record.describe import word
@@ -77,7 +77,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     color_argument(parser)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     path = options.results or newest(Path.cwd())
     if options.results is None:
         print(f"journal {printable(path)}")
@@ -98,7 +98,6 @@ def _run(options: argparse.Namespace) -> int:
         for text in fit([line], width)
     )
     print_marked(marked, options.color)
-    return EXIT_OK
 
 
 def _only(record: RunRecord, text: str) -> RunRecord:
@@ -132,7 +131,6 @@ def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterat
 
 
 def _in_full(record: RunRecord, show: str, width: int) -> Iterator[str]:
-    """Yield all tables, or every case."""
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "cases":
@@ -150,8 +148,7 @@ def _in_full(record: RunRecord, show: str, width: int) -> Iterator[str]:
     if record.projections:
         from perfsuite.reports.projected import projected_grids
 
-        parameters = {case: one.parameters for case, one in record.projections.items()}
-        yield from (*grid_lines(projected_grids(record.projections, record.results, parameters), width), "")
+        yield from (*grid_lines(projected_grids(record.projections, record.results), width), "")
 
 
 SHOW = Command(

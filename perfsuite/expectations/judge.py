@@ -24,7 +24,7 @@ from perfsuite.metrics import is_headline
 from perfsuite.record.result import Metric, Result
 
 Answer = Literal["pass", "look", "below", "not judged"]
-_SEVERITY: Mapping[Answer, int] = {"not judged": 0, "pass": 1, "look": 2, "below": 3}
+_WORST: tuple[Answer, ...] = ("below", "look", "pass", "not judged")
 
 PASS_FROM, LOOK_FROM, LOOK_ABOVE = 0.95, 0.80, 1.10
 """Public figures of one device model differ by up to 18 %: a shipped row only detects results far below it."""
@@ -200,7 +200,7 @@ def _judged(result: Result, metric: Metric, rows: tuple[Expectation, ...]) -> Ex
     measured = [row for row in rows if row.kind == "measured"]
     if measured:
         answers.append(_of_measured(measured, metric.value))
-    verdict, reason = max(answers, key=lambda pair: _SEVERITY[pair[0]])
+    verdict, reason = min(answers, key=lambda pair: _WORST.index(pair[0]))
     return _expected(result, metric, verdict=verdict, reason=reason, rows=rows)
 
 
@@ -220,11 +220,8 @@ def _of_measured(rows: Sequence[Expectation], value: float) -> tuple[Answer, str
     if speed < PASS_FROM:
         return "look", f"{speed:.2f} of the slowest known result, below {PASS_FROM:.2f}: {text}"
     if _speed(rows[0], value, fast) > LOOK_ABOVE:
-        return (
-            "look",
-            f"{_speed(rows[0], value, fast):.2f} of the fastest known result, above {LOOK_ABOVE:.2f}: {text}; \
-the measurement is wrong, or the software newer than the row",
-        )
+        above = f"{_speed(rows[0], value, fast):.2f} of the fastest known result, above {LOOK_ABOVE:.2f}"
+        return "look", f"{above}: {text}; the measurement is wrong, or the software newer than the row"
     return "pass", text
 
 
@@ -255,8 +252,7 @@ def _range(low: float, high: float) -> str:
 
 
 Mark = Literal["", "bad", "doubt"]
-_WORDS = {"below": "LOW", "look": "look", "pass": "pass"}
-_WORST = ("below", "look", "pass", "not judged")
+_SHOWN: Mapping[str, tuple[str, Mark]] = {"below": ("LOW", "bad"), "look": ("look", "doubt"), "pass": ("pass", "")}
 _NAMED = 3  # Most questions and rows that one line lists.
 
 
@@ -308,18 +304,17 @@ def answer_lines(judged: Sequence[Expected], width: int = 10**6) -> Iterator[Ans
         best = pick(cases, key=lambda entry: entry.metric.value or 0.0)
         share, unit = best.metric.share_of_peak, worst.metric.unit
         low, high, speed = worst.low, worst.high, worst.speed
-        span = "" if low is None or high is None else significant(low)
-        span += f" to {significant(high)}" if low != high and high is not None else ""
+        span = "" if low is None or high is None else _range(low, high)
+        word, mark = _SHOWN[worst.verdict]
         cells: tuple[str, ...] = (
             worst.question,
             f"{significant(best.metric.value or 0.0)} {best.metric.unit}{_of(best)}",
             f"{100 * share:.0f} %" if share is not None else "",
             f"{span} {unit}{_of(worst)}" if span else "",
             f"{speed:.2f}" if speed is not None else "",
-            _WORDS[worst.verdict],
+            word,
         )
-        mark: Mark = "bad" if worst.verdict == "below" else "doubt" if worst.verdict == "look" else ""
-        rows.append((cells, mark, worst.reason if worst.verdict in ("below", "look") else ""))
+        rows.append((cells, mark, worst.reason if mark else ""))
     headings: tuple[str, ...] = ("question", "best", "of peak", "expected", "of low", "verdict")
     columns = [column for column in range(6) if any(cells[column] for cells, _, _ in rows)]
     table: list[tuple[tuple[str, ...], Mark, str]] = [(headings, "", ""), *rows] if rows else []

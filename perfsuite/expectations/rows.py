@@ -84,18 +84,16 @@ def load_expectations(extra_files: Iterable[Path | str] = (), platforms: Iterabl
     """Return the shipped rows and those of ``extra_files``.
 
     If two files have an own row with the same key, the later file counts.  Rows of the files must name one of
-    ``platforms``.  Raises ConfigurationError in one line for a file that cannot be
-    read, a wrong key, type or unit, and rows of one key that contradict each other.
+    ``platforms``.  Raises ConfigurationError in one line for a file that cannot be read, a wrong key, type or unit, and
+    rows of one key that contradict each other.
     """
     rows = list(shipped_rows())
-    names = set(platforms)
+    names = sorted(set(platforms))
     for path in extra_files:
         read = _read(Path(path))
-        for row in read:
-            if row.platform not in names:
-                raise ConfigurationError(
-                    f"{row.place}: platform {row.platform!r} is unknown; {did_you_mean(row.platform, sorted(names))}"
-                )
+        if other := next((row for row in read if row.platform not in names), None):
+            advice = did_you_mean(other.platform, names)
+            raise ConfigurationError(f"{other.place}: platform {other.platform!r} is unknown; {advice}")
         replaced = {row.key for row in read if row.kind == "own"}
         rows = [row for row in rows if not (row.kind == "own" and row.key in replaced)] + list(read)
     _refuse_contradictions(rows)
@@ -107,9 +105,7 @@ def _read(path: Path) -> tuple[Expectation, ...]:
     written = tables.get("expectation", [])
     if not isinstance(written, list):
         raise ConfigurationError(f"{path}: expectation is a table; write a list of tables, [[expectation]] each")
-    lines = [
-        number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*expectation\s*\]", line)
-    ]
+    lines = [at for at, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*expectation\s*\]", line)]
     places = [f"{path}, line {line}" for line in lines] + [str(path)] * (len(written) - len(lines))
     return tuple(_row(plain, place) for plain, place in zip(written, places, strict=False))
 

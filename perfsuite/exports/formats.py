@@ -10,13 +10,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import cell_text, escaped, json_text
 from perfsuite.base.units import plural
 from perfsuite.baselines.baseline import Baseline, flattened
+from perfsuite.baselines.runs import DIRTY
 from perfsuite.history.file import HistoryFile
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.own_metrics import Better
@@ -43,16 +43,16 @@ class ExportRow:
     unit: str
     better: Better
     convention: str
-    ranks: int | None  # None in a history, which does not store it.
+    ranks: int | None = None  # None in a history, which does not store it.
     platform: str
     fingerprint: str
     simulated: bool
     session: str
     time: str  # UTC, ISO 8601.
     commit: str
-    branch: str
+    branch: str = ""
     dirty: bool | None
-    verdict: str  # Verdict of the gate; empty without one.
+    verdict: str = ""  # Verdict of the gate; empty without one.
     environment: Mapping[str, str]  # Facts that may differ on the same hardware, by dotted name.
 
 
@@ -108,10 +108,8 @@ def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
             simulated=hardware.simulated,
             session=run.session,
             time=run.time,
-            commit=run.commit.removesuffix("-dirty"),
-            branch="",
-            dirty=run.commit.endswith("-dirty") if run.commit else None,
-            verdict="",
+            commit=run.commit.removesuffix(DIRTY),
+            dirty=run.commit.endswith(DIRTY) if run.commit else None,
             environment=environment_of(run.environment),
         )
         yield figure(**_TIME, value=run.median_s)
@@ -127,14 +125,12 @@ def rows_of_history(history: HistoryFile) -> Iterator[ExportRow]:
     for session in history.sessions:
         figure = functools.partial(
             ExportRow,
-            ranks=None,
             platform=session.platform,
             fingerprint=session.fingerprint,
             simulated=session.simulated,
             session=session.session,
             time=session.time,
             **_revision(session.revision),
-            verdict="",
             environment=environment_of(session.environment),
         )
         for case, point in session.cases.items():
@@ -182,13 +178,9 @@ def as_csv(rows: Sequence[ExportRow]) -> Exported:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*names, *(cell_text(f"environment.{part}") for part in parts)])
     for row in rows:
-        cells = [getattr(row, name) for name in names]
-        writer.writerow([*map(_cell, cells), *(_cell(row.environment.get(part, "")) for part in parts)])
+        cells = [*(getattr(row, name) for name in names), *(row.environment.get(part, "") for part in parts)]
+        writer.writerow([cell_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue(), len(rows), ""
-
-
-def _cell(value: object) -> object:
-    return cell_text(value) if isinstance(value, str) else value
 
 
 # Input of programs that track performance: Bencher's metric format, github-action-benchmark, Apache Otava.
@@ -243,10 +235,8 @@ def as_otava(rows: Sequence[ExportRow]) -> Exported:
         about = [cell_text(first.time), cell_text(first.commit), cell_text(first.branch)]
         writer.writerow([*about, *seconds, cell_text("; ".join(missing))])
         gaps += len(missing)
-    note = (
-        f"{plural(gaps, 'cell')} of cases that a session lacks repeat another session (column filled)" if gaps else ""
-    )
-    return text.getvalue(), sum(map(len, lines)), note
+    note = f"{plural(gaps, 'cell')} of cases that a session lacks repeat another session (column filled)"
+    return text.getvalue(), sum(map(len, lines)), note if gaps else ""
 
 
 def _nearest(lines: Sequence[Mapping[str, ExportRow]], index: int, case: str) -> float:
@@ -292,14 +282,12 @@ def as_openmetrics(rows: Sequence[ExportRow]) -> Exported:
     return write(registry).decode(), sum(len(family.samples) for family in registry.collect()), ""
 
 
-EXPORTS: Mapping[str, Callable[[Sequence[ExportRow]], Exported]] = MappingProxyType(
-    {
-        "json": as_json,
-        "csv": as_csv,
-        "openmetrics": as_openmetrics,
-        "bencher": as_bencher,
-        "github-action-benchmark": as_github_action_benchmark,
-        "otava": as_otava,
-    }
-)
+EXPORTS: Mapping[str, Callable[[Sequence[ExportRow]], Exported]] = {
+    "json": as_json,
+    "csv": as_csv,
+    "openmetrics": as_openmetrics,
+    "bencher": as_bencher,
+    "github-action-benchmark": as_github_action_benchmark,
+    "otava": as_otava,
+}
 """Formats by name."""

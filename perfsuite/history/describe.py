@@ -10,7 +10,7 @@ from perfsuite.history.file import HistoryFile, HistorySession
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.history.order import MIN_SUITE, OrderedSessions
-from perfsuite.statistics.change_points import SIDE
+from perfsuite.statistics.change_points import LEAST_VALUES
 
 SHOWN_COMMITS = 10  # Most commits of a change to list; the others are counted.
 SHOWN_APART = 5
@@ -85,10 +85,8 @@ def head_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
     unknown = findings.table.knows_shift.count(False)
     if unknown:
         yield f"note: {plural(unknown, 'session')} with fewer than {MIN_SUITE} cases: host noise could not be removed"
-    column = {case: index for index, case in enumerate(findings.table.cases)}
-    longest = max((len(findings.table.rows_of(column[case])) for case in findings.cases), default=0)
-    if longest < 2 * SIDE:
-        yield f"a change needs {2 * SIDE} sessions of a case; no case has more than {longest}"
+    if findings.most_sessions < LEAST_VALUES:
+        yield f"a change needs {LEAST_VALUES} sessions of a case; no case has more than {findings.most_sessions}"
     elif not findings.changes and not findings.accumulated:
         yield "no change was found in these sessions"
 

@@ -156,7 +156,7 @@ def _point(result: Result, fields: dict[str, Mapping[str, int]]) -> CasePoint | 
         return None
     run = summarise(result)
     return CasePoint(
-        log_time=(run.location if run.has_clean and run.location is not None else round(math.log(run.median_s), 5)),
+        log_time=run.location if run.has_clean and run.location is not None else round(math.log(run.median_s), 5),
         clean_share=round(run.clean / run.samples, 3),
         metrics={name: rounded(value, 6) for name, value in run.metrics.items() if is_headline(name)},
         settings=_settings(result, fields),
@@ -196,11 +196,10 @@ def read_line(line: bytes) -> HistorySession:
     schema = plain.pop("schema", None) if isinstance(plain, dict) else None
     if type(schema) is not int:
         raise ValueError("this is not a line of a perfsuite history")
-    if not 1 <= schema <= SCHEMA:
-        rule = (
-            f"newer than {SCHEMA}, the newest that this perfsuite reads" if schema > 0 else "not valid: 1 is the first"
-        )
-        raise ValueError(f"schema {schema} is {rule}")
+    if schema < 1:
+        raise ValueError(f"schema {schema} is not valid: 1 is the first")
+    if schema > SCHEMA:
+        raise ValueError(f"schema {schema} is newer than {SCHEMA}, the newest that this perfsuite reads")
     own = plain.get("own")
     if isinstance(own, dict):
         plain["own"] = {
@@ -335,12 +334,7 @@ def merge(path: Path, others: Sequence[Path]) -> tuple[HistoryFile, int]:
 
 
 def prune(
-    path: Path,
-    *,
-    before: datetime | None = None,
-    sessions: Iterable[str] = (),
-    case: str = "",
-    dry_run: bool = False,
+    path: Path, *, before: datetime | None = None, sessions: Iterable[str] = (), case: str = "", dry_run: bool = False
 ) -> tuple[str, ...]:
     """Remove sessions and cases; return one line per removal.  Sessions left without cases are removed.
 

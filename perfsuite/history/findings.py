@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Accumulated:
     is_best: bool  # Whether the best level is compared; otherwise it is the level at a tag or revision.
 
 
-def accumulated(
+def _accumulated(
     table: SeriesTable, levels: Mapping[str, Levels], cases: Sequence[str], until: int
 ) -> Iterator[Accumulated]:
     """Yield cases whose newest level differs from that at session ``until``, or is worse than the best one."""
@@ -117,6 +118,12 @@ class Findings:
     environment: tuple[EnvironmentChange, ...]
     nothing_since: bool = False  # Whether no session was measured after the revision ``since``.
 
+    @functools.cached_property
+    def most_sessions(self) -> int:
+        """The largest number of sessions that have one of the searched cases."""
+        column = {case: index for index, case in enumerate(self.table.cases)}
+        return max((len(self.table.rows_of(column[case])) for case in self.cases), default=0)
+
 
 def searched(
     sessions: Sequence[HistorySession],
@@ -163,22 +170,17 @@ def findings_of(
         rows = [row for row, knows in enumerate(table.knows_shift) if knows]
         suite = find_changes([table.shifts[row] for row in rows])
         changes += [_change_of(ordered, SUITE, change, rows, environment) for change in ramps(suite)]
+    changes.sort(key=lambda change: (-change.until, -abs(math.log(change.ratio.value))))
     look_back, index = _looked_back(ordered, since, first)
+    sums = sorted(
+        _accumulated(table, levels, names, index), key=lambda one: (-abs(math.log(one.ratio.value)), one.case)
+    )
     return Findings(
         ordered=ordered,
         table=table,
         cases=names,
-        changes=tuple(
-            sorted(
-                (change for change in changes if change.until >= first),
-                key=lambda change: (-change.until, -abs(math.log(change.ratio.value))),
-            )
-        ),
-        accumulated=tuple(
-            sorted(
-                accumulated(table, levels, names, index), key=lambda one: (-abs(math.log(one.ratio.value)), one.case)
-            )
-        ),
+        changes=tuple(change for change in changes if change.until >= first),
+        accumulated=tuple(sums),
         since=look_back,
         environment=tuple(change for change in environment if change[0] >= first),
         nothing_since=first >= len(ordered.sessions),
@@ -225,10 +227,9 @@ def _change_of(
 
 def _environment(ordered: OrderedSessions) -> Iterator[EnvironmentChange]:
     for index, (before, now) in enumerate(zip(ordered.sessions, ordered.sessions[1:], strict=False), start=1):
-        if before.environment != now.environment:
-            phrases = causes(now.environment, before.environment)
-            if phrases:
-                yield index, tuple(text.replace(", stored ", ", before ") for text in phrases)
+        differ = before.environment != now.environment
+        if phrases := causes(now.environment, before.environment) if differ else ():
+            yield index, tuple(text.replace(", stored ", ", before ") for text in phrases)
 
 
 def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str, int]:
@@ -236,9 +237,9 @@ def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str,
     if since:
         return since, first - 1
     name, commit = ordered.tag or ("", "")
-    place = ordered.place_of(commit)
-    if place is None:
+    if commit not in ordered.subjects:
         return "", -1
+    place = ordered.commits.index(commit)
     before = [index for index, other in enumerate(ordered.places) if other is not None and other <= place]
     return (name, before[-1]) if before else ("", -1)
 

@@ -27,10 +27,6 @@ class Repository:
         """Return the checked-out branch; empty without one."""
         return self._ask("symbolic-ref", "--quiet", "--short", "HEAD")
 
-    def subject(self, revision: str) -> str:
-        """Return the first line of a commit's message; empty for an unknown commit."""
-        return self._ask("log", "-1", "--format=%s", "--end-of-options", revision, "--")
-
     def commit(self, revision: str) -> str:
         """Return the full id of a revision's commit; empty for an unknown revision."""
         return self._ask("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
@@ -38,8 +34,8 @@ class Repository:
     def revision(self, named: str) -> Revision:
         """Return commit and subject of a revision.  Raises ConfigurationError if it is unknown."""
         self._require(named, "give one that it has")
-        commit = self.commit(named)
-        return Revision(commit=commit, subject=self.subject(commit))
+        commit, _, subject = self._ask("log", "-1", "--format=%H %s", "--end-of-options", named, "--").partition(" ")
+        return Revision(commit=commit, subject=subject)
 
     def _require(self, revision: str, remedy: str) -> None:
         if not self.commit(revision):
@@ -133,13 +129,7 @@ def revision_of(root: Path, *written: Path) -> Revision:
     except GitFailed as failed:
         problem = str(failed)
     named = next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), "")
-    return Revision(
-        commit=commit,
-        branch=branch or named,
-        dirty=not clean,
-        subject=subject.strip(),
-        problem=problem,
-    )
+    return Revision(commit=commit, branch=branch or named, dirty=not clean, subject=subject.strip(), problem=problem)
 
 
 def stamp(revision: Revision) -> str:

@@ -50,10 +50,6 @@ class OrderedSessions:
         old, new = self.places[before], self.places[after]
         return self.commits[old + 1 : new + 1] if old is not None and new is not None else ()
 
-    def place_of(self, commit: str) -> int | None:
-        """Return the index of a commit on the branch; None for other commits."""
-        return self.commits.index(commit) if commit in self.subjects else None
-
 
 def in_order(sessions: Sequence[HistorySession], repository: Repository, branch: str = "") -> OrderedSessions:
     """Return sessions, passed oldest first, in the order of a branch; by default the checked-out one.
@@ -77,8 +73,7 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
     by_time: list[HistorySession] = []
     apart_list: list[tuple[HistorySession, str]] = []
     for session in sessions:
-        why = _why_apart(session, name, place, present)
-        if why:
+        if why := _why_apart(session, name, place, present):
             apart_list.append((session, why))
         elif session.revision.commit in place:
             on_branch.append((place[session.revision.commit], session))
@@ -102,9 +97,8 @@ def with_one_setting(ordered: OrderedSessions) -> OrderedSessions:
     newest = {case: session for session in ordered.sessions for case, point in session.cases.items() if point.settings}
     sessions, apart = [], {}
     for session in ordered.sessions:
-        other = {
-            case for case in session.cases if case in newest and not have_equal_settings(case, session, newest[case])
-        }
+        compared = [case for case in session.cases if case in newest]
+        other = {case for case in compared if not have_equal_settings(case, session, newest[case])}
         apart.update(dict.fromkeys(other, session))
         kept = {case: point for case, point in session.cases.items() if case not in other}
         sessions.append(replace(session, cases=kept) if other else session)

@@ -210,7 +210,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
             from perfsuite.reports.projected import as_json
 
             if records := as_json(*projected):
-                output_json["perfsuite"]["projected"] = list(records)
+                output_json["perfsuite"]["projected"] = records
 
 
 # -- A bare --benchmark-compare compares with this machine's baseline if the session has only perf cases.

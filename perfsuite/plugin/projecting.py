@@ -110,16 +110,14 @@ def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result
             _add(suite, state, unknown, result.work, result.environment)
 
 
-def projections(
-    suite: Suite,
-) -> tuple[Mapping[str, Projected], Mapping[str, Result], Mapping[str, Mapping[str, Any]]] | None:
-    """Return projections, results and parameters, each by node id; None in a run without projections."""
+def projections(suite: Suite) -> tuple[Mapping[str, Projected], Mapping[str, Result]] | None:
+    """Return projections and results, each by node id; None in a run without projections."""
     state = suite.config.stash.get(state_key, None)
     if state is None:
         return None
     results = suite.session.results if suite.session else {}
     _keep_measured(suite, state, results)
-    return state.records, results, {case: record.parameters for case, record in state.records.items()}
+    return state.records, results
 
 
 def _add(

@@ -20,13 +20,10 @@ from perfsuite.reports.ids import numbered
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.grids import markdown
 
-SIZES = 8
-"""Sizes of an imported collective that are shown where nothing was measured here at the same size."""
-FIGURES = 24
-"""Figures of other kinds that are shown of a file."""
+SIZES = 8  # Sizes of an imported collective that are shown where nothing was measured here at the same size.
+FIGURES = 24  # Figures of other kinds that are shown of a file.
 NEVER = "imported figures are neither measured here nor published: never a baseline, never gated"
-_OWN = re.compile(r"[-+\d., %\[\]]*")
-"""A figure with its interval, which cannot be a mark."""
+_OWN = re.compile(r"[-+\d., %\[\]]*")  # A figure with its interval, which cannot be a mark.
 _COLLECTIVE = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 
@@ -47,13 +44,11 @@ def label(row: ImportedRow) -> str:
 
 
 def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
-    measured = sorted(
-        (
-            case
-            for case in cases
-            if case.values and "collective" in case.settings and "message_bytes" in case.parameters
-        ),
-        key=lambda case: (str(case.settings["collective"]), _size(case), str(case.parameters.get("dtype")), case.ranks),
+    measured = [
+        one for one in cases if one.values and "collective" in one.settings and "message_bytes" in one.parameters
+    ]
+    measured.sort(
+        key=lambda one: (str(one.settings["collective"]), _size(one), str(one.parameters.get("dtype")), one.ranks)
     )
     sizes = {_size(case) for case in measured}
     rows: list[tuple[str, ...]] = []
@@ -65,9 +60,8 @@ def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
         shown = _chosen(points, sizes)
         rows += [_collective_row(first, figures) for first, figures in shown]
         if len(shown) < len(points):
-            notes.append(
-                f"{escaped(imported.source)}: {len(shown)} of {plural(len(points), 'row')}, out of place first"
-            )
+            count = f"{len(shown)} of {plural(len(points), 'row')}"
+            notes.append(f"{escaped(imported.source)}: {count}, out of place first")
     if rows:
         rows += [_measured_row(case) for case in measured if case.settings["collective"] in kinds]
     return Grid(
@@ -142,8 +136,7 @@ def _others(files: Sequence[Imported]) -> Grid:
     return Grid(title="Figures of other tools", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
 
-NAMED = 4
-"""Commits of a change that are named."""
+NAMED = 4  # Commits of a change that are named.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +150,8 @@ class OverTime:
 def history_grids(over_time: OverTime) -> list[Grid]:
     """Changes, accumulated changes and environment, those that are there; the first has the head's lines as notes."""
     history, findings = over_time.history, over_time.findings
-    sums = Grid(
-        title="Over time: sums of small changes",
-        columns=("case", "change", "since"),
-        rows=tuple(_accumulated_rows(findings)),
-    )
+    columns, rows = ("case", "change", "since"), tuple(_accumulated_rows(findings))
+    sums = Grid(title="Over time: sums of small changes", columns=columns, rows=rows)
     return [_changes(history, findings), *(grid for grid in (sums, _environment(findings)) if grid.rows)]
 
 

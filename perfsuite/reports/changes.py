@@ -28,18 +28,14 @@ class CaseChange:
     """One case before and after."""
 
     node: str
-    effect: float | None
-    """Relative change of the time: 0.05 is 5 % slower; None if nothing could be compared."""
-    low: float | None = None
-    """Lower end of the 95 % interval; None without one: then the effect is unsure."""
+    effect: float | None  # Relative change of the time: 0.05 is 5 % slower; None if nothing could be compared.
+    low: float | None = None  # Lower end of the 95 % interval; None without one: then the effect is unsure.
     high: float | None = None
     before: str = ""
     after: str = ""
-    word: str = ""
-    """The decision: regressed, slower, pass, undecided."""
+    word: str = ""  # The decision: regressed, slower, pass, undecided.
     tone: Tone = "plain"
-    runs: str = ""
-    """The evidence: ``6 pairs``, ``1 run against 12``."""
+    runs: str = ""  # The evidence: ``6 pairs``, ``1 run against 12``.
 
     @property
     def between(self) -> str:
@@ -78,20 +74,14 @@ def joined(older: Timed | None, newer: Timed) -> Timed:
     return newer[0], (*older[1], *newer[1])
 
 
-LEAST_RUNS = 3
-"""Runs that are needed to estimate their spread."""
-TOLERANCE = 0.03
-"""Largest change that does not matter; the gate's default."""
+LEAST_RUNS = 3  # Runs that are needed to estimate their spread.
+TOLERANCE = 0.03  # Largest change that does not matter; the gate's default.
 
-NOT_COMPARABLE = "not comparable"
-"""Beginning of the word of a case that ran with other settings."""
-UNCHANGED = ("pass", "no difference")
-"""Words of comparisons that exclude a change above TOLERANCE."""
-
-Known = tuple[float, float | None, float | None]
+NOT_COMPARABLE = "not comparable"  # Beginning of the word of a case that ran with other settings.
+UNCHANGED = ("pass", "no difference")  # Words of comparisons that exclude a change above TOLERANCE.
 
 
-def ratio(before_s: Sequence[float], after_s: Sequence[float]) -> Known | None:
+def ratio(before_s: Sequence[float], after_s: Sequence[float]) -> tuple[float, float | None, float | None] | None:
     """Relative change of the geometric means and its 95 % interval; no interval where runs are too few.
 
     >>> effect, low, high = ratio([1.0, 1.01, 0.99, 1.0], [1.1])

@@ -22,21 +22,14 @@ from perfsuite.reports.tables.recording import gathered
 from perfsuite.suite import runnable
 
 Verdict = Literal["yes", "no", "not measured", "does not apply"]
-MOST_COMMUNICATION = 0.30
-"""Share of a step, of the report."""
-LEAST_UTILISATION_PERCENT = 80.0
-"""Of the report."""
-LEAST_BATCH = 0.5
-"""Share of the largest batch that fits; perfsuite's own threshold."""
-LEAST_LINK = 0.5
-"""Share of the peak of a node's network; perfsuite's own threshold."""
-BATCH_TOKENS = (500_000, 4_000_000)
-"""Global batch of a GPT, of the report."""
-BATCH_SAMPLES = (256, 4096)
-"""Global batch of a vision model, of the report."""
+MOST_COMMUNICATION = 0.30  # Share of a step, of the report.
+LEAST_UTILISATION_PERCENT = 80.0  # Of the report.
+LEAST_BATCH = 0.5  # Share of the largest batch that fits; perfsuite's own threshold.
+LEAST_LINK = 0.5  # Share of the peak of a node's network; perfsuite's own threshold.
+BATCH_TOKENS = (500_000, 4_000_000)  # Global batch of a GPT, of the report.
+BATCH_SAMPLES = (256, 4096)  # Global batch of a vision model, of the report.
 _PERF = "pytest test_perf"
-_NOISE = 0.02
-"""Relative difference up to which two cases of one session are equal."""
+_NOISE = 0.02  # Relative difference up to which two cases of one session are equal.
 _WIDE, _HALF = ("fp32", "tf32"), ("bf16", "fp16")
 
 
@@ -54,12 +47,9 @@ class ChecklistLine:
 class Facts:
     """The input of the answers."""
 
-    cases: Sequence[TableCase]
-    """Measured or not, of one platform."""
-    worker: Mapping[str, Any]
-    """Versions of torch's libraries, as a rank reported them."""
-    device: DeviceModel | None = None
-    """The platform's row; None for an unknown platform."""
+    cases: Sequence[TableCase]  # Measured or not, of one platform.
+    worker: Mapping[str, Any]  # Versions of torch's libraries, as a rank reported them.
+    device: DeviceModel | None = None  # The platform's row; None for an unknown platform.
 
     @property
     def training(self) -> list[TableCase]:
@@ -241,9 +231,8 @@ def _utilisation(facts: Facts) -> ChecklistLine | None:
     reasons = {case.reasons[name] for case in facts.training if name in case.reasons}
     command = runnable(f"{_PERF} -k 'ddp or fsdp'")
     advice = f"pip install 'perfsuite[telemetry]'; {command} measures it on an accelerator"
-    return (
-        ChecklistLine(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
-    )
+    evidence = "; ".join(sorted(reasons))
+    return ChecklistLine(verdict="not measured", evidence=evidence, advice=advice) if reasons else None
 
 
 def _communication(facts: Facts) -> ChecklistLine | None:
@@ -320,8 +309,4 @@ def _worst(
 
 
 def _answer(good: bool, evidence: str, advice: str) -> ChecklistLine:
-    return (
-        ChecklistLine(verdict="yes", evidence=evidence)
-        if good
-        else ChecklistLine(verdict="no", evidence=evidence, advice=advice)
-    )
+    return ChecklistLine(verdict="yes" if good else "no", evidence=evidence, advice="" if good else advice)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from perfsuite.base.units import format_seconds, plural, significant
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.describe import held_down_elsewhere
-from perfsuite.record.result import Measurement, RankFacts, Result
+from perfsuite.record.result import RankFacts, Result
 from perfsuite.record.step import DeviceLook
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.statistics.robust import median
 
 POWER_CAPPED_S = 2.0
@@ -22,22 +22,17 @@ _READINGS = (("clock", "clock_mhz", "MHz"), ("power", "power_w", "W"), ("tempera
 
 def throttled_lines(results: Iterable[Result]) -> list[str]:
     """Return a line for every case during which a device was throttled."""
-    return [line for result in results if result.measurement for line in _throttled(result.case, result.measurement)]
-
-
-def _throttled(case: str, measurement: Measurement) -> list[str]:
     lines = []
-    for device, looks in _by_device(measurement.looks).items():
-        reasons = Counter(reason for look in looks for reason in look.throttle or ())
-        if reasons:
-            held = sum(bool(look.throttle) for look in looks)
-            why = ", ".join(reason for reason, _ in reasons.most_common())
-            lines.append(
-                f"{case}: device {device} was held down ({why}) in {held} of {plural(len(looks), 'look')} while it "
-                f"was timed{_course(looks, 'clock', 'clock_mhz', 'MHz')}"
-            )
-    elsewhere = held_down_elsewhere(measurement.ranks)
-    return [*lines, *([f"{case}: {elsewhere} as its last sample ended"] if elsewhere else [])]
+    for case, measurement in ((result.case, result.measurement) for result in results if result.measurement):
+        for device, looks in grouped((look.device, look) for look in measurement.looks).items():
+            if reasons := Counter(reason for look in looks for reason in look.throttle or ()):
+                held = f"{sum(bool(look.throttle) for look in looks)} of {plural(len(looks), 'look')}"
+                why = ", ".join(reason for reason, _ in reasons.most_common())
+                course = _course(looks, "clock", "clock_mhz", "MHz")
+                lines.append(f"{case}: device {device} was held down ({why}) in {held} while it was timed{course}")
+        if elsewhere := held_down_elsewhere(measurement.ranks):
+            lines.append(f"{case}: {elsewhere} as its last sample ended")
+    return lines
 
 
 def burst(result: Result) -> str:
@@ -67,17 +62,10 @@ def sustained_lines(results: Iterable[Result]) -> list[str]:
             f"{result.case}: {plural(len(times), 'sample')}, median of the first third {format_seconds(first_s)}, "
             f"of the last {format_seconds(last_s)} ({last_s / first_s - 1:+.1%})"
         )
-        for device, looks in _by_device(measurement.looks).items():
+        for device, looks in grouped((look.device, look) for look in measurement.looks).items():
             courses = "".join(_course(looks, *reading) for reading in _READINGS)
             lines.append(f"  device {device}{courses or ': nothing can be read (perfsuite env says what is missing)'}")
     return lines
-
-
-def _by_device(looks: Iterable[DeviceLook]) -> dict[int, list[DeviceLook]]:
-    devices: dict[int, list[DeviceLook]] = {}
-    for look in looks:
-        devices.setdefault(look.device, []).append(look)
-    return devices
 
 
 def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> str:
@@ -88,13 +76,10 @@ def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> st
     return f", {name} {ends} (lowest {significant(min(values))}, highest {significant(max(values))})"
 
 
-_OUT_OF_LINE = 0.02
-"""Least relative distance of an outlier from the median device."""
+_OUT_OF_LINE = 0.02  # Least relative distance of an outlier from the median device.
 _DEVIATIONS = 4.0
-_OF_NORMAL = 1.4826
-"""Standard deviations in a median absolute deviation of normal values."""
-_FEWEST = 3
-"""Devices that are needed to name an outlier."""
+_OF_NORMAL = 1.4826  # Standard deviations in a median absolute deviation of normal values.
+_FEWEST = 3  # Devices that are needed to name an outlier.
 
 
 def every_device_grid(results: Iterable[Result]) -> Grid:

@@ -6,7 +6,7 @@ markup, so a section cannot forget to escape a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -20,10 +20,8 @@ class Grid:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """One text per column."""
-    notes: tuple[str, ...] = ()
-    """Shown as a list below the table."""
+    rows: tuple[tuple[str, ...], ...]  # One text per column.
+    notes: tuple[str, ...] = ()  # Shown as a list below the table.
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows), "a row has a cell per column"
@@ -44,8 +42,7 @@ class Item:
 
     text: str
     tone: Tone = "plain"
-    case: str = ""
-    """Anchor of the case on the page; empty without one."""
+    case: str = ""  # Anchor of the case on the page; empty without one.
     case_name: str = ""
 
 
@@ -54,12 +51,10 @@ class Items:
     """A list."""
 
     items: Sequence[Item]
-    more: str = ""
-    """A sentence about the items that were left out."""
+    more: str = ""  # A sentence about the items that were left out.
 
 
-Tile = tuple[str, str, str]
-"""A headline figure: label, figure and note."""
+Tile = tuple[str, str, str]  # A headline figure: label, figure and note.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +77,8 @@ class Chart:
     """A chart and the table of its figures.  Without the renderer the table stands alone."""
 
     title: str
-    spec: Mapping[str, Any]
-    """A Vega-Lite specification with its data, made by :mod:`perfsuite.reports.page.charts`."""
-    grid: Grid | None = None
-    """None where the chart before has the table of both."""
+    spec: Mapping[str, Any]  # A Vega-Lite specification with its data, made by :mod:`perfsuite.reports.page.charts`.
+    grid: Grid | None = None  # None where the chart before has the table of both.
     caption: str = ""
 
 
@@ -94,8 +87,7 @@ class Charts:
     """Charts side by side."""
 
     charts: Sequence[Chart]
-    wide: bool = False
-    """Each chart has a row of its own and keeps its size; a narrow screen scrolls it."""
+    wide: bool = False  # Each chart has a row of its own and keeps its size; a narrow screen scrolls it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,17 +114,13 @@ class CaseRow:
 
     anchor: str
     name: str
-    cells: tuple[tuple[str, float | None], ...]
-    """Text of each column, and the number to sort by."""
-    details: tuple[tuple[str, str], ...] = ()
-    """Label and text of each line that is folded below the name."""
-    strip: str = ""
-    """The samples as an SVG path, 240 wide and 12 high."""
+    cells: tuple[tuple[str, float | None], ...]  # Text of each column, and the number to sort by.
+    details: tuple[tuple[str, str], ...] = ()  # Label and text of each line that is folded below the name.
+    strip: str = ""  # The samples as an SVG path, 240 wide and 12 high.
     strip_tip: str = ""
 
 
-OPEN_ROWS = 300
-"""Cases in the open part of the table, and in each fold below it."""
+OPEN_ROWS = 300  # Cases in the open part of the table, and in each fold below it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,16 +151,14 @@ Block = Words | Items | Tiles | Table | Charts | Drawing | Printed | CaseTable
 class Section:
     """One part of the page."""
 
-    key: str
-    """Its anchor."""
+    key: str  # Its anchor.
     title: str
     blocks: Sequence[Block]
 
 
-MOST_ROWS = 60
-"""Maximum rows of a table; the others are under All cases."""
-MOST_BARS = 16
-"""Maximum rows of a chart."""
+MOST_ROWS = 60  # Maximum rows of a table; the others are under All cases.
+MOST_BARS = 16  # Maximum rows of a chart.
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
@@ -210,6 +196,18 @@ def spread_out(members: Sequence[T], most: int = MOST_BARS) -> list[T]:
     if len(members) <= most:
         return list(members)
     return [members[round(index * (len(members) - 1) / (most - 1))] for index in range(most)]
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the values of each key, in order of appearance.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def left_out(shown: int, there: int) -> str:

@@ -6,7 +6,6 @@ A disturbed figure is marked ``~``, has no share of a peak, and is neither a til
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,16 +15,14 @@ from perfsuite.metrics.disturbance import disturbance, is_oversubscribed
 from perfsuite.metrics.spec import LAUNCH_BOUND, devices_used, on_every_device
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.devices import burst
-from perfsuite.reports.document import Tile
+from perfsuite.reports.document import Tile, grouped
 from perfsuite.reports.ids import short_name, test_of
 from perfsuite.reports.scaling import Scaling, scalings
 
 RATES = ("tflops_per_device", "tflops")
 _PROCESSED = ("tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")
-OTHERS = "times"
-"""The family of cases whose work has no known amount, such as a function of the user's own."""
-MOST_PARTS = 60
-"""Parts of a line that are written out: more than a screen of any width takes."""
+OTHERS = "times"  # The family of cases whose work has no known amount, such as a function of the user's own.
+MOST_PARTS = 60  # Parts of a line that are written out: more than a screen of any width takes.
 
 
 FamilyLine = tuple[str, tuple[str, ...], int]
@@ -38,8 +35,7 @@ class Figure:
 
     result: Result
     name: str
-    value: float
-    """In the metric's unit, per device where a kernel ran on several devices at once."""
+    value: float  # In the metric's unit, per device where a kernel ran on several devices at once.
 
     @property
     def metric(self) -> Metric:
@@ -67,8 +63,7 @@ class Figure:
         return burst(self.result) if self.name in RATES else ""
 
 
-_Parts = tuple[Iterable[str], int]
-"""Texts, which may be made one by one as they are asked for, and how many there are."""
+_Parts = tuple[Iterable[str], int]  # Texts, which may be made one by one as they are asked for, and how many there are.
 
 
 def family_lines(results: Iterable[Result]) -> list[FamilyLine]:
@@ -139,12 +134,8 @@ def best(pairs: Iterable[tuple[str, Figure | None]]) -> list[tuple[str, Figure]]
 
     A disturbed figure, and one without a peak such as that of a cache, is taken only if there is no other.
     """
-    named: dict[str, list[Figure]] = defaultdict(list)
-    for name, figure in pairs:
-        if figure is not None:
-            named[name].append(figure)
     found: dict[str, Figure] = {}
-    for name, figures in named.items():
+    for name, figures in grouped((name, figure) for name, figure in pairs if figure is not None).items():
         figures.sort(key=lambda figure: -figure.value)
         with_peak = [one for one in figures if one.result.peak(one.name) is not None] or figures
         found[name] = next((one for one in with_peak if not one.is_disturbed), with_peak[0])
@@ -199,9 +190,7 @@ def _mfu(rate: Figure) -> str:
 
 def _scaling(results: Sequence[Result]) -> _Parts:
     """A part for each series, the longest first; doubtful series are counted and left out."""
-    series: dict[tuple[str, ...], list[Scaling]] = defaultdict(list)
-    for scaling in scalings(results).values():
-        series[scaling.point.series].append(scaling)
+    series = grouped((scaling.point.series, scaling) for scaling in scalings(results).values())
     doubts = {key: next((one.doubt for one in members if one.doubt), "") for key, members in series.items()}
     sound = sorted((series[key] for key, doubt in doubts.items() if not doubt), key=lambda members: -len(members))
     texts: Iterable[str] = map(_series, sound)
@@ -221,17 +210,15 @@ def _series(members: Sequence[Scaling]) -> str:
 def _bubble(result: Result) -> str:
     simulated = result.values.get("simulated_bubble_ratio")
     own = f" (own durations {100 * simulated:.0f} %)" if simulated is not None else ""
-    sign = "~" if disturbance(result) else ""
-    return f"{short_name(result.case)} {sign}{100 * result.values['bubble_ratio']:.0f} % bubble{own}"
+    bubble = marked(result, f"{100 * result.values['bubble_ratio']:.0f} % bubble")
+    return f"{short_name(result.case)} {bubble}{own}"
 
 
 def _times(results: Sequence[Result]) -> _Parts:
     """Return the median time of each case that no other family has a figure of."""
     own = [one for one in results if not (one.work.flops or one.work.collective or one.work.memory_path)]
     own = [one for one in own if not _is_step(one) and not {"bubble_ratio", "capacity_gib"} & set(one.values)]
-    return (
-        f"{short_name(one.case)} {'~' if disturbance(one) else ''}{format_seconds(one.median_s, 3)}" for one in own
-    ), len(own)
+    return (f"{short_name(one.case)} {marked(one, format_seconds(one.median_s, 3))}" for one in own), len(own)
 
 
 def tiles(results: Iterable[Result]) -> Iterator[Tile]:

@@ -28,8 +28,7 @@ from perfsuite.reports.tables.recording import gathered
 _MEANT = {"throughput_per_device": "samples_per_s_per_device", "loss": "final_loss"}
 """Metrics by role where report 000 or 002 printed figures of another kind in the column than its title says."""
 _WHOLE_DEVICE = "whole_device_gib"
-_DOUBTS = (INSTRUMENTED, NOT_QUIET, THROTTLED)
-"""Beginnings of warnings that are copied into footnotes."""
+_DOUBTS = (INSTRUMENTED, NOT_QUIET, THROTTLED)  # Beginnings of warnings that are copied into footnotes.
 _PERCENT, _PALM = "mfu_percent", "mfu_palm_percent"
 _CODE = re.compile(r" {0,3}(```+|~~~+)")
 _RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?")
@@ -47,22 +46,15 @@ class Filled:
     """The file with its cells filled."""
 
     text: str
-    cells: int
-    """Cells that were filled."""
-    left: Mapping[str, int]
-    """Why other cells of the report's rows are empty -> how many."""
-    tables: tuple[str, ...]
-    """The report's tables in the file: ``002/performance``."""
+    cells: int  # Cells that were filled.
+    left: Mapping[str, int]  # Why other cells of the report's rows are empty -> how many.
+    tables: tuple[str, ...]  # The report's tables in the file: ``002/performance``.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """One row of a table in the file."""
-
-    number: int
-    """From 0."""
-    cells: tuple[tuple[int, int], ...]
-    """Begin and end of each cell in the line."""
+    number: int  # From 0.
+    cells: tuple[tuple[int, int], ...]  # Begin and end of each cell in the line.
     text: str
 
     @property
@@ -180,15 +172,11 @@ def _has_titles(line: str, table: PublishedTable) -> bool:
 
 def _paired(table: PublishedTable, lines: Sequence[str], first: int) -> list[tuple[_Line, PublishedRow]]:
     """Return pairs of rows of the file and of the report; rows with equal settings are paired in order."""
-    columns = table.printed_columns
     free = [row for row in table.rows if any(cell is not None for cell in row.cells)]
     pairs = []
     for number, text in enumerate(lines, first):
-        spans = _cells(text.rstrip("\r"), len(columns))
-        if not spans:
-            continue
-        line = _Line(number=number, cells=spans, text=text)
-        match = next((row for row in free if _is_row(table, row, line.words)), None)
+        line = _Line(number=number, cells=_cells(text.rstrip("\r"), len(table.printed_columns)), text=text)
+        match = next((row for row in free if line.cells and _is_row(table, row, line.words)), None)
         if match is not None:
             free.remove(match)
             pairs.append((line, match))
@@ -213,8 +201,7 @@ class _Filling:
     """Fills cells; keeps the footnotes, the count, and the reasons of empty cells."""
 
     material: Material
-    first: int
-    """Number of the first footnote."""
+    first: int  # Number of the first footnote.
     notes: list[str] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
     count: int = 0
@@ -234,14 +221,9 @@ class _Filling:
                 continue
             scale = column.scale if key in (column.metric, _PALM) else 1.0
             figure = f"{significant(case.values[key] / scale)}{_unit(table, column, key)}"
-            yield at, f"{figure} {self.mark(case, recording, run)}"
-
-    def mark(self, case: TableCase, recording: Recording, run: PublishedRun) -> str:
-        """Return the reference to the footnote of a case."""
-        text = _note(case, recording, run)
-        if text not in self.notes:
-            self.notes.append(text)
-        return f"[^perfsuite-{self.first + self.notes.index(text)}]"
+            note = _note(case, recording, run)
+            self.notes += [note] if note not in self.notes else []
+            yield at, f"{figure} [^perfsuite-{self.first + self.notes.index(note)}]"
 
 
 def _metric(column: PublishedColumn) -> str:

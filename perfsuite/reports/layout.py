@@ -95,24 +95,15 @@ def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
 def _lines(
     table: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool], columns: Sequence[int]
 ) -> list[str]:
-    return [
-        _GAP.join(
-            row[index].rjust(widths[index]) if right[index] else row[index].ljust(widths[index]) for index in columns
-        )
-        .rstrip()
-        .replace("\0", "")
-        for row in table
-    ]
+    pads = {index: str.rjust if right[index] else str.ljust for index in columns}
+    lines = (_GAP.join(pad(row[index], widths[index]) for index, pad in pads.items()) for row in table)
+    return [line.rstrip().replace("\0", "") for line in lines]
 
 
 def _below(
     table: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool], block: Sequence[int]
 ) -> list[str]:
     """The first column's cells on lines of their own, the others below them."""
-    cells = [f"{_GAP}{line}" for line in _lines(table, widths, right, block)]
-    return [
-        line
-        for row, below in zip(table, cells, strict=True)
-        for line in (row[0].replace("\0", ""), below)
-        if line.strip()
-    ]
+    firsts = (row[0].replace("\0", "") for row in table)
+    cells = (f"{_GAP}{line}" for line in _lines(table, widths, right, block))
+    return [line for lines in zip(firsts, cells, strict=True) for line in lines if line.strip()]

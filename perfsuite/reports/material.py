@@ -32,20 +32,13 @@ class Material:
     """All that a page shows."""
 
     runs: tuple[Recording, ...]
-    base: Recording | None = None
-    """The run to compare with."""
-    changes: tuple[CaseChange, ...] = ()
-    """Every case that was compared, in order of appearance."""
-    compared: str = ""
-    """The comparison in words: ``b (HEAD) against a (main), 6 pairs``."""
-    notable: tuple[Notable, ...] = ()
-    """The gravest first."""
-    over_time: OverTime | None = None
-    """A history to show with the runs."""
-    beside: tuple[Grid, ...] = ()
-    """Tables of other tools' figures."""
-    hidden_hosts: tuple[str, ...] = ()
-    """Names of hosts that the page has numbers for."""
+    base: Recording | None = None  # The run to compare with.
+    changes: tuple[CaseChange, ...] = ()  # Every case that was compared, in order of appearance.
+    compared: str = ""  # The comparison in words: ``b (HEAD) against a (main), 6 pairs``.
+    notable: tuple[Notable, ...] = ()  # The gravest first.
+    over_time: OverTime | None = None  # A history to show with the runs.
+    beside: tuple[Grid, ...] = ()  # Tables of other tools' figures.
+    hidden_hosts: tuple[str, ...] = ()  # Names of hosts that the page has numbers for.
 
     @functools.cached_property
     def _known(self) -> Mapping[tuple[str, str], Timed]:
@@ -120,7 +113,7 @@ def material_of(runs: Sequence[Recording], base: Recording | None = None, *, sho
         changes = tuple(changes_of_verdicts(alone.verdicts.values()))
         compared = "the stored runs of the baseline, by the gate" if changes else ""
     hidden = () if show_hosts else hosts_of(_results((*runs, *((base,) if base else ()))))
-    return Material(runs=tuple(runs), base=base, notable=notes, changes=changes, compared=compared, hidden_hosts=hidden)
+    return dataclasses.replace(alone, changes=changes, compared=compared, hidden_hosts=hidden)
 
 
 def material_of_arms(
@@ -159,8 +152,7 @@ def _results(runs: Sequence[Recording]) -> Iterator[Result]:
     return (result for recording in runs for result in recording.run.results.values())
 
 
-MOST_CASES = 150
-"""Cases in the tables of reports on a page."""
+MOST_CASES = 150  # Cases in the tables of reports on a page.
 
 
 def recordings(material: Material) -> list[Recording]:

@@ -18,14 +18,14 @@ from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.record.describe import amount, change_in_words, foreign_line
-from perfsuite.record.result import Measurement, RankFacts, Result, Work
+from perfsuite.record.result import Measurement, RankFacts, Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import FAILING, GateSettings, Verdict
+from perfsuite.reports.document import grouped
 from perfsuite.reports.pairs import pair_matrices
 
 FEWEST_CASES = 5
-CHANCE = 1e-3
-"""Probability with which equal ranks give one of them so many slowest places."""
+CHANCE = 1e-3  # Probability with which equal ranks give one of them so many slowest places.
 _LEAST_SHARE = 0.8
 _LEAST_EXCESS = 0.02
 
@@ -71,17 +71,14 @@ Kind = Literal[
     "slowest",
     "slow-pair",
     "bubble",
-    "change-point",
     "improved",
 ]
 """The gravest first; ``undecided`` are other verdicts that fail by ``--perf-fail-on``."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Sure = Literal["sure", "likely", "unsure"]
 """sure: a fact, or confirmed by runs of both sides; likely: runs against stored ones; unsure: one run of each case."""
-_NAMED = 3
-"""Keys of an environment that a sentence names."""
-TOLERANCE = GateSettings.tolerance
-"""Largest difference between cases of equal work that is not a finding."""
+_NAMED = 3  # Keys of an environment that a sentence names.
+TOLERANCE = GateSettings.tolerance  # Largest difference between cases of equal work that is not a finding.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,24 +86,17 @@ class Notable:
     """One finding."""
 
     kind: Kind
-    case: str
-    """pytest node id, of several cases the one with the largest effect; empty for the suite as a whole."""
-    sentence: str
-    """Without the case's id."""
+    case: str  # pytest node id, of several cases the one with the largest effect; empty for the suite as a whole.
+    sentence: str  # Without the case's id.
     sure: Sure
     effect: float | None = None
     """Relative change, larger is worse (0.05: 5 % slower); of equal work slowest over fastest less 1; None without."""
-    interval: tuple[float, float] | None = None
-    """95 % interval of the effect; None where there are not several runs."""
-    cases: tuple[str, ...] = ()
-    """All cases of the finding, if there are several."""
+    interval: tuple[float, float] | None = None  # 95 % interval of the effect; None where there are not several runs.
+    cases: tuple[str, ...] = ()  # All cases of the finding, if there are several.
 
 
-def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, ...]:
-    """Return all findings of a run, the gravest kind first and in each the largest effect.
-
-    ``more``: further findings, such as change points of a history.
-    """
+def notable(run: RunRecord) -> tuple[Notable, ...]:
+    """Return all findings of a run, the gravest kind first and in each the largest effect."""
     notes = [
         *_failed(run),
         *_other_code(run.results),
@@ -117,7 +107,6 @@ def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, .
         *slow_ranks(run.results.values()),
         *_slow_pairs(run.results.values()),
         *_bubbles(run.results.values()),
-        *more,
     ]
     return tuple(sorted(notes, key=lambda one: (_gravity(one), -(one.effect or 0.0))))
 
@@ -181,7 +170,7 @@ def _of_verdict(verdict: Verdict, kind: Kind) -> Notable:
 def _sentence(verdict: Verdict) -> str:
     finding = verdict.decisive
     if finding is None or finding.effect is None:
-        return f"{verdict.name}: {'; '.join(verdict.reasons)}" if verdict.reasons else verdict.name
+        return ": ".join(filter(None, (verdict.name, "; ".join(verdict.reasons))))
     text = change_in_words(finding.effect, finding.interval, finding.quantity)
     if finding.before is not None and finding.after is not None:
         text += f", {amount(finding.before, finding.unit)} -> {amount(finding.after, finding.unit)}"
@@ -223,10 +212,8 @@ def _equal_work(groups: Iterable[tuple[Result, ...]]) -> Iterator[Notable]:
         if apart > TOLERANCE:
             ends = f"{format_seconds(fastest.median_s)} to {format_seconds(slowest.median_s)}, {apart:.0%} apart"
             sentence = f"{plural(len(group), 'case')} of equal work: {ends}, one run each"
-            cases = tuple(result.case for result in group)
-            yield Notable(
-                kind="equal-work", case=slowest.case, sentence=sentence, sure="unsure", effect=apart, cases=cases
-            )
+            case, cases = slowest.case, tuple(result.case for result in group)
+            yield Notable(kind="equal-work", case=case, sentence=sentence, sure="unsure", effect=apart, cases=cases)
 
 
 def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
@@ -243,9 +230,7 @@ def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
             slowest, excess = _slowest(ranks, measurement)
             places[names].append((names[slowest], result.case, excess))
     for names, members in places.items():
-        counts: dict[str, list[tuple[float, str]]] = defaultdict(list)
-        for name, case, excess in members:
-            counts[name].append((excess, case))
+        counts = grouped((name, (excess, case)) for name, case, excess in members)
         name, own = max(counts.items(), key=lambda item: len(item[1]))
         excess = statistics.median(excess for excess, _ in own)
         often = len(own) >= FEWEST_CASES and len(own) >= _LEAST_SHARE * len(members)
@@ -279,11 +264,6 @@ def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
         yield Notable(kind="bubble", case=worst, sentence=sentence, sure="unsure", cases=tuple(beyond))
 
 
-def of_kind(findings: Sequence[Notable], *kinds: Kind) -> tuple[Notable, ...]:
-    """Return the findings of these kinds."""
-    return tuple(one for one in findings if one.kind in kinds)
-
-
 _SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -292,16 +272,14 @@ def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
     alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
     for result in results:
         if result.outcome == "measured":
-            hardware = (result.platform, result.fingerprint, result.simulated)
-            alike[(result.workload, result.world_size, *hardware, _amount_of_work(result.work))].append(result)
-    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
-    for key, members in alike.items():
-        for result in members if len(members) > 1 else ():
-            settings = _SETTINGS.encode(result.parameters)
-            if result.median_s > 0:
-                groups[(*key, settings)].append(result)
+            hardware, work = (result.platform, result.fingerprint, result.simulated), result.work
+            amount_of_work = (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens)
+            key = (result.workload, result.world_size, *hardware, *amount_of_work, *work.flops.items())
+            alike[key].append(result)
+    groups = grouped(
+        ((*key, _SETTINGS.encode(result.parameters)), result)
+        for key, members in alike.items()
+        for result in (members if len(members) > 1 else ())
+        if result.median_s > 0
+    )
     return [tuple(sorted(group, key=lambda one: one.median_s)) for group in groups.values() if len(group) > 1]
-
-
-def _amount_of_work(work: Work) -> tuple[object, ...]:
-    return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())

@@ -13,8 +13,7 @@ from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.document import Grid
 
-_MOST_NAMED = 4
-"""Slow pairs of a matrix that are listed."""
+_MOST_NAMED = 4  # Slow pairs of a matrix that are listed.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +22,9 @@ class PairMatrix:
 
     case: str
     message_bytes: float
-    both: bool
-    """Whether the two of a pair sent at the same time."""
-    as_time: bool
-    """Whether cells are times in us; else rates in GB/s per direction."""
-    names: Sequence[str]
-    """Of the ranks, in order: device, and host where there are several."""
+    both: bool  # Whether the two of a pair sent at the same time.
+    as_time: bool  # Whether cells are times in us; else rates in GB/s per direction.
+    names: Sequence[str]  # Of the ranks, in order: device, and host where there are several.
     times_s: Mapping[Pair, float]
     links: Mapping[Pair, str]
     slow: Sequence[SlowPair]
@@ -111,14 +107,10 @@ def _grid(matrix: PairMatrix, title: str, cells: Mapping[Pair, str], notes: Sequ
     return Grid(title=title, columns=("from \\ to", *matrix.names), rows=rows, notes=tuple(notes))
 
 
-NETWORK = "network"
-"""Between hosts."""
-ONE_DEVICE = "one device"
-"""Between ranks that share a device, as all of a CPU do."""
-UNKNOWN = "within the host"
-"""Between devices of one host whose links are unknown."""
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "MUSA_VISIBLE_DEVICES")
-"""Variables that select torch's devices."""
+NETWORK = "network"  # Between hosts.
+ONE_DEVICE = "one device"  # Between ranks that share a device, as all of a CPU do.
+UNKNOWN = "within the host"  # Between devices of one host whose links are unknown.
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "MUSA_VISIBLE_DEVICES")  # Variables that select torch's devices.
 
 
 def links(ranks: Sequence[RankFacts], environment: Mapping[str, Any]) -> dict[Pair, str]:

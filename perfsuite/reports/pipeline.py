@@ -25,14 +25,10 @@ from perfsuite.reports.document import Grid
 from perfsuite.reports.timelines.files import check_timeline
 from perfsuite.schedules import Imbalance, formula_bubble, replay
 
-EVEN = 0.05
-"""Excess work of the busiest rank over the average from which on its stage binds."""
-GAIN = 0.01
-"""Least gain of an even split for a stage to bind."""
-_MOST_LINES = 4
-"""Uneven cases that are listed for each test; the others are counted."""
-_LISTED = 4
-"""Values of ranks in one cell; of more, the smallest and the largest are printed."""
+EVEN = 0.05  # Excess work of the busiest rank over the average from which on its stage binds.
+GAIN = 0.01  # Least gain of an even split for a stage to bind.
+_MOST_LINES = 4  # Uneven cases that are listed for each test; the others are counted.
+_LISTED = 4  # Values of ranks in one cell; of more, the smallest and the largest are printed.
 _ACTIVATIONS = re.compile(r"peak_activations_bytes_rank(\d+)")
 
 
@@ -41,23 +37,18 @@ class PipelineRow:
     """The figures of one case's timeline; None is unknown."""
 
     case: str
-    schedule: str
-    """Name of the schedule; ``-`` without one."""
+    schedule: str  # Name of the schedule; ``-`` without one.
     ranks: int
     stages_per_rank: int | None
     num_micro_batches: int | None
     bubble_ratio: float
     bubble_to_ideal: float
-    simulated: float | None
-    """bubble_ratio of the schedule with this step's durations and no other delays."""
-    formula: float | None
-    """bubble_ratio of equal stages."""
-    in_flight: tuple[int, ...]
-    """The most micro-batches in flight, by rank."""
+    simulated: float | None  # bubble_ratio of the schedule with this step's durations and no other delays.
+    formula: float | None  # bubble_ratio of equal stages.
+    in_flight: tuple[int, ...]  # The most micro-batches in flight, by rank.
     peak_activations_bytes: tuple[float, ...]
     """Peak allocation of forwards and backwards, by rank; empty if it was not recorded."""
-    imbalance: Imbalance | None
-    """The stage that binds; None if stages are even."""
+    imbalance: Imbalance | None  # The stage that binds; None if stages are even.
 
     @property
     def impossible(self) -> bool:

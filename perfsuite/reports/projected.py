@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from perfsuite.base.units import GIB, plural
 from perfsuite.metrics import find
-from perfsuite.published.lookup import PublishedFigure, lookup
+from perfsuite.published.lookup import lookup
 from perfsuite.record.result import Result
 from perfsuite.record.run import Projected
 from perfsuite.reports.document import Grid
@@ -34,13 +34,10 @@ class Beside:
     high: float
     measured: float | None = None
     published: float | None = None
-    label: str = ""
-    """Plausibility of the published figure."""
+    label: str = ""  # Plausibility of the published figure.
     lower_bound: bool = False
-    binding: str = ""
-    """Resource that most of the step waits for, and its share; in the row of the step time."""
-    memory: str = ""
-    """Of the fullest rank; in the row of the step time."""
+    binding: str = ""  # Resource that most of the step waits for, and its share; in the row of the step time.
+    memory: str = ""  # Of the fullest rank; in the row of the step time.
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -60,54 +57,44 @@ class Beside:
         )
 
 
-def beside(
-    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> tuple[Beside, ...]:
-    """Return a row per case for its step time, and one for each published metric of it.
-
-    ``parameters`` has the parameters of every projected case, by its id.
-    """
+def beside(projections: Mapping[str, Projected], results: Mapping[str, Result]) -> tuple[Beside, ...]:
+    """Return a row per case for its step time, and one for each published metric of it."""
     rows = []
     for case, one in projections.items():
         if one.reason:
             continue
+        measured = results[case].values if case in results else {}
         binding = f"{one.binding} {100 * one.seconds.get(one.binding, 0.0) / one.step_time_s:.0f} %"
-        figures = lookup(one.platform, _WORKLOAD, parameters.get(case, {}), one.world_size)
+        figures = lookup(one.platform, _WORKLOAD, one.parameters, one.world_size)
         names = [_STEP, *dict.fromkeys(figure.metric for figure in figures if figure.metric != _STEP)]
         for name in names:
             value = one.value(name)
             if value is None:
                 continue
-            published: list[PublishedFigure | None] = [figure for figure in figures if figure.metric == name]
+            published = [figure for figure in figures if figure.metric == name]
             low, high = one.low_s, one.high_s
             if name != _STEP:
                 low, high = value * one.step_time_s / high, value * one.step_time_s / low
-            for figure in published or [None]:
-                rows.append(
-                    Beside(
-                        case=case,
-                        metric=name,
-                        projected=value,
-                        low=low,
-                        high=high,
-                        measured=results[case].values.get(name) if case in results else None,
-                        published=figure.metric_value if figure else None,
-                        label=figure.label if figure else "",
-                        lower_bound=one.lower_bound,
-                        binding=binding if name == _STEP else "",
-                        memory=f"{one.memory_bytes / GIB:.3g} GiB" if name == _STEP and one.memory_bytes else "",
-                    )
-                )
+            row = Beside(
+                case=case,
+                metric=name,
+                projected=value,
+                low=low,
+                high=high,
+                measured=measured.get(name),
+                lower_bound=one.lower_bound,
+                binding=binding if name == _STEP else "",
+                memory=f"{one.memory_bytes / GIB:.3g} GiB" if name == _STEP and one.memory_bytes else "",
+            )
+            rows += [replace(row, published=one.metric_value, label=one.label) for one in published] or [row]
     return tuple(dict.fromkeys(rows))  # two tables of a report may have one figure
 
 
-def projected_grids(
-    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> list[Grid]:
+def projected_grids(projections: Mapping[str, Projected], results: Mapping[str, Result]) -> list[Grid]:
     """Return a table of all figures with remarks; empty without projections."""
     if not projections:
         return []
-    rows = tuple(row.cells for row in beside(projections, results, parameters))
+    rows = tuple(row.cells for row in beside(projections, results))
     title = "projected: estimated figures, none of them measured"
     return [Grid(title=title, columns=_COLUMNS, rows=rows, notes=tuple(remarks(projections)))]
 
@@ -115,9 +102,8 @@ def projected_grids(
 def remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
     """Yield the sources of projections, their flags, and the reasons of missing ones, with counts."""
     projected = [one for one in projections.values() if not one.reason]
-    for (regime, source, calibration), count in Counter(
-        (one.regime, one.band_source, one.calibration) for one in projected
-    ).items():
+    sources = Counter((one.regime, one.band_source, one.calibration) for one in projected)
+    for (regime, source, calibration), count in sources.items():
         parts = ", ".join(part for part in (f"regime {regime}", f"band {source}", calibration) if part)
         yield f"{plural(count, 'case')}: {parts}"
     for flag, count in Counter(flag for one in projected for flag in one.flags).most_common():
@@ -126,9 +112,7 @@ def remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
         yield f"{plural(count, 'case')} not projected: {reason}"
 
 
-def as_json(
-    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> Sequence[Mapping[str, object]]:
+def as_json(projections: Mapping[str, Projected], results: Mapping[str, Result]) -> list[Mapping[str, object]]:
     """Return the rows as JSON objects."""
     return [
         {
@@ -137,7 +121,7 @@ def as_json(
             "projected_to_measured": None if not row.measured else row.projected / row.measured,
             "projected_to_published": None if not row.published else row.projected / row.published,
         }
-        for row in beside(projections, results, parameters)
+        for row in beside(projections, results)
     ]
 
 

@@ -7,7 +7,6 @@ SLOW with the name of the device or link.  A disturbed figure is marked ``~`` an
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +16,7 @@ from perfsuite.metrics.disturbance import is_oversubscribed
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import Result
 from perfsuite.reports.devices import outliers
+from perfsuite.reports.document import grouped
 from perfsuite.reports.families import RATES, Figure, best, figure_of, is_kernel, memory_name
 from perfsuite.reports.layout import fit
 from perfsuite.reports.pairs import PairMatrix, pair_matrices
@@ -24,7 +24,6 @@ from perfsuite.statistics.robust import median
 
 if TYPE_CHECKING:
     from perfsuite.expectations.judge import Expected
-    from perfsuite.expectations.rows import Expectation
 
 Mark = Literal["", "bad", "doubt", "good"]
 MOST_ROWS = {"compute": 5, "memory": 4, "collectives": 4, "pairs": 2, "others": 3}
@@ -39,16 +38,12 @@ _COLUMNS = ("question", "best", "of peak", "expected", "devices and links")
 class Answer:
     """One row."""
 
-    family: str
-    """A key of MOST_ROWS."""
+    family: str  # A key of MOST_ROWS.
     question: str
     best: str
-    share: str = ""
-    """Share of the peak, and the kind of the peak."""
-    expected: str = ""
-    """Expected range and the word of the verdict; empty if no expectation matches."""
-    note: str = ""
-    """Spread over devices, slow members by name, or the time of the smallest message."""
+    share: str = ""  # Share of the peak, and the kind of the peak.
+    expected: str = ""  # Expected range and the word of the verdict; empty if no expectation matches.
+    note: str = ""  # Spread over devices, slow members by name, or the time of the smallest message.
     mark: Mark = ""
 
 
@@ -57,10 +52,7 @@ def expected_of(results: Iterable[Result]) -> list[Expected]:
     from perfsuite.expectations.judge import differences, judge_one
     from perfsuite.expectations.rows import shipped_rows
 
-    rows: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
-    for row in shipped_rows():
-        if row.kind != "floor":
-            rows[row.platform, row.workload].append(row)
+    rows = grouped(((row.platform, row.workload), row) for row in shipped_rows() if row.kind != "floor")
     judged = []
     for one in results:
         related = rows.get((one.platform, one.workload.rpartition(":")[2]), ())
@@ -79,10 +71,7 @@ def slow_lines(results: Sequence[Result]) -> list[str]:
 def answers(results: Iterable[Result], expected: Iterable[Expected] = ()) -> list[Answer]:
     """Return a row per question: kernels by dtype, memory, collectives, pairs, then other cases with an expectation."""
     measured = [result for result in results if result.outcome == "measured"]
-    entries: dict[str, list[Expected]] = defaultdict(list)
-    for entry in expected:
-        if entry.verdict != "not judged":
-            entries[entry.case].append(entry)
+    entries = grouped((entry.case, entry) for entry in expected if entry.verdict != "not judged")
     rows = [row for family, members in _questions(measured).items() for row in _answers(family, members, entries)]
     rows += [_of_pairs(matrix, entries) for matrix in pair_matrices(measured)]
     for left in list(entries.values()):
@@ -97,7 +86,6 @@ _Cases = list[tuple[Result, Figure | None]]
 
 
 def _questions(measured: Sequence[Result]) -> Mapping[str, Mapping[str, _Cases]]:
-    """Return by family and question the cases that answer it, with their figures."""
     found: dict[str, dict[str, _Cases]] = {"compute": {}, "memory": {}, "collectives": {}}
     for result in measured:
         work = result.work

@@ -10,7 +10,7 @@ from perfsuite.base.units import plural
 from perfsuite.metrics.disturbance import disturbance
 from perfsuite.metrics.spec import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.reports.ids import name_of, without_ranks
 
 
@@ -18,19 +18,13 @@ from perfsuite.reports.ids import name_of, without_ranks
 class Point:
     """The ranks, work and time of one measured case."""
 
-    case: str
-    """pytest node id."""
-    series: tuple[str, ...]
-    """Everything but the ranks, equal in the cases of one series."""
+    case: str  # pytest node id.
+    series: tuple[str, ...]  # Everything but the ranks, equal in the cases of one series.
     ranks: int
-    work: float
-    """Samples of a step on all ranks, tokens where there are no samples."""
-    time_s: float
-    """Median seconds of a step."""
-    devices: int | None = None
-    """Distinct devices behind the ranks; None if it is unknown."""
-    disturbed: str = ""
-    """Why its time is disturbed, see :func:`perfsuite.metrics.disturbance`; empty if it is not."""
+    work: float  # Samples of a step on all ranks, tokens where there are no samples.
+    time_s: float  # Median seconds of a step.
+    devices: int | None = None  # Distinct devices behind the ranks; None if it is unknown.
+    disturbed: str = ""  # Why its time is disturbed, see :func:`perfsuite.metrics.disturbance`; empty if it is not.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +32,10 @@ class Scaling:
     """How one case scales over its base."""
 
     point: Point
-    base: Point
-    """The smallest number of ranks of the series."""
+    base: Point  # The smallest number of ranks of the series.
     kind: Kind
     speed_up: float
-    efficiency: float
-    """Speed-up over times the ranks; 1 is linear."""
+    efficiency: float  # Speed-up over times the ranks; 1 is linear.
 
     @property
     def base_name(self) -> str:
@@ -92,18 +84,15 @@ def point_of(result: Result) -> Point | None:
 
 def scale(points: Iterable[Point]) -> dict[str, Scaling]:
     """Return the scaling of every point of a series with several numbers of ranks, by node id; the base has 1."""
-    series: dict[tuple[str, ...], list[Point]] = {}
-    for point in points:
-        series.setdefault(point.series, []).append(point)
     by_case: dict[str, Scaling] = {}
-    for members in series.values():
+    for members in grouped((point.series, point) for point in points).values():
         base = min(members, key=lambda point: point.ranks)
         if all(point.ranks == base.ranks for point in members):
             continue
         for point in sorted(members, key=lambda point: point.ranks):
             faster = speed_up(point.work, point.time_s, base.work, base.time_s)
             largest = max(members, key=lambda point: point.ranks)
-            ends = point if point is not base else largest  # the base has the kind of its series
+            ends = largest if point is base else point  # the base has the kind of its series
             by_case[point.case] = Scaling(
                 point=point,
                 base=base,
@@ -127,12 +116,8 @@ def scaling_grid(found: Iterable[Scaling]) -> Grid:
         point, name = scaling.point, name_of(scaling.point.case)
         cells = ("base", "", "")
         if point is not scaling.base:
-            sign = "~" if scaling.doubt else ""
-            cells = (
-                f"{sign}{scaling.speed_up:.3g}",
-                f"vs {scaling.base_name}",
-                "" if sign else f"{scaling.efficiency:.0%}",
-            )
+            sign, share = ("~", "") if scaling.doubt else ("", f"{scaling.efficiency:.0%}")
+            cells = (f"{sign}{scaling.speed_up:.3g}", f"vs {scaling.base_name}", share)
             notes += [f"~ {name}: {scaling.doubt}"] if sign else []
         rows.append((name, str(point.ranks), scaling.kind, *cells))
     if any(scaling.shared and scaling.point is not scaling.base for scaling in scaled):

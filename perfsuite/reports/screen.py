@@ -26,13 +26,10 @@ MOST_LINES = 40
 _LABEL = 12
 _FAMILY_LINES = 2
 _REASONS_TO_DOUBT = 6
-_FINE = ("pass", "improved", "no-baseline", "learning")
-"""Verdicts that trust does not change."""
-_LONGEST = 600
-"""Characters of a line before it is folded: it may name three cases."""
+_FINE = ("pass", "improved", "no-baseline", "learning")  # Verdicts that trust does not change.
+_LONGEST = 600  # Characters of a line before it is folded: it may name three cases.
 _REASONS = 3
-_REASON = 60
-"""Characters of a reason for skipping."""
+_REASON = 60  # Characters of a reason for skipping.
 _LOUD = {THROTTLED: "THROTTLED", NOT_QUIET: "NOT QUIET"}
 """Beginnings of the warnings that are printed first, and their words."""
 Mark = Literal["", "bad", "doubt", "good"]
@@ -44,8 +41,7 @@ _MARKS: dict[str, tuple[str, Mark]] = {
 """By kind of finding; others are ``?`` and doubtful."""
 
 
-ScreenLine = tuple[str, Mark]
-"""A line, and how a terminal may colour it."""
+ScreenLine = tuple[str, Mark]  # A line, and how a terminal may colour it.
 
 
 def title(run: RunRecord) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
+from perfsuite.baselines.runs import DIRTY
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.result import Metric, Result, Work
 from perfsuite.record.run import Revision, RunRecord
@@ -21,8 +22,7 @@ class Recording:
     """A run of a journal, of a baseline file or of a session, and the row of its platform."""
 
     run: RunRecord
-    device: DeviceModel | None = None
-    """None for an unknown platform."""
+    device: DeviceModel | None = None  # None for an unknown platform.
     times_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Median seconds of all runs of a case by node id, the newest last; empty if there is one run."""
 
@@ -31,8 +31,7 @@ class Recording:
 class StoredResult(Result):
     """A case of a baseline, which keeps quantiles of the samples and no measurement."""
 
-    times_s: tuple[float, ...] = ()
-    """Median seconds of each run that is kept, the newest last."""
+    times_s: tuple[float, ...] = ()  # Median seconds of each run that is kept, the newest last.
 
     @property
     def median_s(self) -> float:
@@ -54,7 +53,7 @@ def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
         session=newest.session if newest else "",
         started_at=newest.time if newest else "",
         versions=baseline.versions,
-        revision=Revision(commit=commit.partition("-")[0], dirty=commit.endswith("-dirty")),
+        revision=Revision(commit=commit.removesuffix(DIRTY), dirty=commit.endswith(DIRTY)),
     )
 
 

@@ -11,20 +11,18 @@ from collections.abc import Iterable, Sequence
 from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
 from perfsuite.base.units import format_seconds, percent, plural, readable_rate
 from perfsuite.metrics import is_headline
-from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.changes import changes_of_verdicts, changes_sentence, failing_suite, why_nothing, without_memory
-from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.families import marked, share_of_peak
 from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.questions import slow_lines
 from perfsuite.reports.screen import accepted, outcome_counts, skip_reasons
 
-LIMIT_BYTES = 64_000
-"""Size of a summary; GitHub allows 1 MiB for all steps together."""
+LIMIT_BYTES = 64_000  # Size of a summary; GitHub allows 1 MiB for all steps together.
 _SLOWER = ("regressed", "drifted", "environment")
 _FOOT_BYTES = 300
 _NOTABLE = 40
@@ -66,9 +64,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     def public(text: str) -> str:
         return _text(without_hosts(text, hosts))
 
-    lines.add(f"**perfsuite**: {first_sentence(run)}")
-    lines.add("")
-    lines.add(public(_about(run)))
+    lines.add(f"**perfsuite**: {first_sentence(run)}", "", public(_about(run)))
     measured = [one for one in run.results.values() if one.outcome == "measured"]
     if remarks := (run.end.remarks if run.end is not None else ()) or slow_lines(measured):
         lines.add("")
@@ -87,8 +83,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
         lines.table(("verdict", "case", "change"), [_changed_row(verdict) for verdict in changed])
     if run.skips:
         reasons = "; ".join(f"{count} x {public(reason)}" for reason, count in skip_reasons(run.skips.values())[:5])
-        lines.add("")
-        lines.add(f"{len(run.skips)} skipped: {reasons}")
+        lines.add("", f"{len(run.skips)} skipped: {reasons}")
     names = {verdict.case for verdict in changed}
     rest = [result for case, result in run.results.items() if case not in names]
     if rest and (changed or findings or run.skips or not verdicts):
@@ -112,21 +107,20 @@ class _Lines:
         self.lines: list[str] = []
         self._room = room
 
-    def add(self, line: str) -> bool:
-        """Add a line; False if it does not fit."""
-        taken = len(line.encode("utf-8", "replace")) + 1
-        if taken > self._room:
-            return False
-        self._room -= taken
-        self.lines.append(line)
-        return True
+    def add(self, *lines: str) -> None:
+        """Add the lines that fit."""
+        for line in lines:
+            self.rows([line])
 
     def rows(self, rows: Iterable[str]) -> int:
         """Add rows while they fit; return how many."""
         kept = 0
         for row in rows:
-            if not self.add(row):
+            taken = len(row.encode("utf-8", "replace")) + 1
+            if taken > self._room:
                 break
+            self._room -= taken
+            self.lines.append(row)
             kept += 1
         return kept
 
@@ -140,18 +134,14 @@ class _Lines:
             self._room = 0
             return
         self._room -= reserved
-        for line in ("", *([heading, ""] if heading else [])):
-            self.add(line)
-        self.add(f"| {' | '.join(columns)} |")
-        self.add(f"|{' --- |' * len(columns)}")
+        above = ["", heading, ""] if heading else [""]
+        self.add(*above, f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}")
         kept = self.rows(f"| {' | '.join(row)} |" for row in all_rows)
         self._room += reserved
         if kept < len(all_rows):
-            self.add("")
-            self.add(f"and {len(all_rows) - kept} more in the journal")
+            self.add("", f"and {len(all_rows) - kept} more in the journal")
         if end:
-            self.add("")
-            self.add(end)
+            self.add("", end)
 
 
 def _about(run: RunRecord) -> str:
@@ -184,7 +174,7 @@ def _changed_row(verdict: Verdict) -> tuple[str, str, str]:
 def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
     median = _text(result.detail) or "no samples"
     if result.outcome == "measured":
-        median = f"{'~' if disturbance(result) else ''}{format_seconds(result.median_s, 3)}"
+        median = marked(result, format_seconds(result.median_s, 3))
     decided = word(verdict) if verdict else ""
     return _cell(result.case), str(result.world_size), median, _text(best_figure(result)), decided
 

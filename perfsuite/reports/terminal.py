@@ -18,7 +18,7 @@ from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.devices import BURST_NOTE, burst, every_device_grid
 from perfsuite.reports.document import Grid
-from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.families import marked, share_of_peak
 from perfsuite.reports.layout import grid_lines, lay_out
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.pipeline import pipeline_grids
@@ -27,8 +27,7 @@ from perfsuite.reports.scaling import scaling_grid, scalings
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
 """Rates that are larger before a power cap lowers the clock."""
-SAME_AS_MEDIAN = "latency_us"
-"""The median column shows it already."""
+SAME_AS_MEDIAN = "latency_us"  # The median column shows it already.
 
 
 def metric_tables(
@@ -100,7 +99,6 @@ def _table(
 
 
 def _unit(name: str, rows: Sequence[Result]) -> tuple[str, float]:
-    """Return the unit of a column, and the factor from the metric's unit."""
     metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
     return readable_rate([metric.value or 0.0 for metric in metrics], unit)
@@ -137,7 +135,7 @@ def _share(row: Result, *, name: str) -> str:
 def _median(row: Result) -> str:
     if row.outcome == "out_of_memory":
         return row.detail
-    return f"{'~' if disturbance(row) else ''}{format_seconds(row.median_s, _digits(row))}"
+    return marked(row, format_seconds(row.median_s, _digits(row)))
 
 
 def _digits(result: Result) -> int:
@@ -319,10 +317,8 @@ class CollectiveFit:
     collective: str
     world_size: int
     dtype: str
-    sizes: int
-    """Different message sizes that were measured."""
-    fit: AlphaBeta | None
-    """None where no straight line can be fitted; ``reason`` then says why."""
+    sizes: int  # Different message sizes that were measured.
+    fit: AlphaBeta | None  # None where no straight line can be fitted; ``reason`` then says why.
     reason: str = ""
 
     @property
@@ -338,18 +334,19 @@ def fit_collectives(results: Iterable[Result]) -> tuple[CollectiveFit, ...]:
         if result.outcome == "measured" and result.work.collective and result.work.message_bytes:
             key = (result.work.collective, result.world_size, result.work.dtype)
             points.setdefault(key, {})[result.work.message_bytes] = result.median_s
-    return tuple(_fit(*key, list(times.items())) for key, times in points.items() if len(times) >= LEAST_SIZES)
-
-
-def _fit(collective: str, world_size: int, dtype: str, points: list[tuple[float, float]]) -> CollectiveFit:
-    fit, reason = None, ""
-    try:
-        fit = fit_alpha_beta(points)
-    except ValueError as error:
-        reason = str(error)
-    return CollectiveFit(
-        collective=collective, world_size=world_size, dtype=dtype, sizes=len(points), fit=fit, reason=reason
-    )
+    fits = []
+    for (name, ranks, dtype), times in points.items():
+        if len(times) >= LEAST_SIZES:
+            fit, reason = None, ""
+            try:
+                fit = fit_alpha_beta(list(times.items()))
+            except ValueError as error:
+                reason = str(error)
+            one = CollectiveFit(
+                collective=name, world_size=ranks, dtype=dtype, sizes=len(times), fit=fit, reason=reason
+            )
+            fits.append(one)
+    return tuple(fits)
 
 
 def fits_grid(fits: Sequence[CollectiveFit]) -> Grid:

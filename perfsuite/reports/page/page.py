@@ -19,7 +19,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import visible
 from perfsuite.base.writing import write_file
 from perfsuite.reports.beside_others import OverTime
-from perfsuite.reports.document import Chart, Charts, Grid, Section, Words
+from perfsuite.reports.document import Chart, Charts, Grid, Section, Words, grouped
 from perfsuite.reports.ids import anchor_of, numbered
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts.look import MEASURED_PX, SHOWN_PX
@@ -70,8 +70,7 @@ def named(svg: str, name: str, prefix: str) -> str:
 
 MOST_CHARTS = 24
 SIMULATED = "SIMULATED DEVICES: no time here is a measurement"
-_FIGURE = re.compile(r"[-+~]?\d|x \d|\[[-+]?\d|< ?\d")
-"""The beginning of a cell in a column of numbers."""
+_FIGURE = re.compile(r"[-+~]?\d|x \d|\[[-+]?\d|< ?\d")  # The beginning of a cell in a column of numbers.
 _HASH = re.compile(r"(?=.*[a-f])[0-9a-f]{7,}")
 _LONGEST_FIGURE = 34
 
@@ -157,13 +156,9 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# -- charts ------------------------------------------------------------------------------------------------------
-
-
 def _pictures(
     sections: Sequence[Section], draw: Draw, hide: Callable[[str], str], *, simulated: bool
 ) -> Mapping[int, str]:
-    """Return the SVG of each chart that is drawn, by the identity of the chart."""
     pictures: dict[int, str] = {}
     drawn = drawn_charts(sections)
     for number, chart in enumerate(chart for section in sections for chart in _charts(section)):
@@ -195,15 +190,10 @@ def deep(value: Any, hide: Callable[[str], str] = str) -> Any:
     return [deep(entry, hide) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-# -- cells -------------------------------------------------------------------------------------------------------
-
-
 def _anchors(material: Material, sections: Sequence[Section]) -> Mapping[str, str]:
     """Return the anchor of each case in the table of all cases, without names that several cases have."""
     there = {row.anchor for section in sections for block in section.blocks for row in getattr(block, "rows", ())}
-    by_name: dict[str, list[str]] = {}
-    for case in material.cases:
-        by_name.setdefault(case.name, []).append(anchor_of(case.case, case.fingerprint))
+    by_name = grouped((case.name, anchor_of(case.case, case.fingerprint)) for case in material.cases)
     return {name: anchors[0] for name, anchors in by_name.items() if len(anchors) == 1 and anchors[0] in there}
 
 

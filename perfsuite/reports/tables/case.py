@@ -6,6 +6,7 @@ the settings of a sibling that was, and a reason instead of values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +26,8 @@ from perfsuite.reports.tables.case_names import log_name, name_in
 from perfsuite.reports.tables.published import is_recipe
 from perfsuite.workloads.tensor_linear import SPLITS
 
-_OF_STAGES = ("schedule", "stages_per_rank")
-"""Options of a strategy that have columns of their own."""
-_SCHEDULES = ("naive", "gpipe", "1f1b")
-"""In report 004's order."""
+_OF_STAGES = ("schedule", "stages_per_rank")  # Options of a strategy that have columns of their own.
+_SCHEDULES = ("naive", "gpipe", "1f1b")  # In report 004's order.
 
 
 def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts: int | None) -> dict[str, Any]:
@@ -58,9 +57,8 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     if hosts and ranks % hosts == 0:
         settings["devices_per_node"] = ranks // hosts
     settings["fix_hp"] = _listed(parameters.get("overrides")) or "/"
-    settings["variant"] = ", ".join(
-        filter(None, map(_listed, (parameters.get("overrides"), parameters.get("program"))))
-    )
+    changed = (_listed(parameters.get(name)) for name in ("overrides", "program"))
+    settings["variant"] = ", ".join(filter(None, changed))
     settings["options"] = _options(parameters)
     if "loss" not in (parameters.get("builds") or ()):
         settings.pop("loss_steps", None)
@@ -80,12 +78,10 @@ def schedule_place(name: str) -> str:
 
 def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Size of a kernel or message as ids write it, and the number to sort it by."""
-    if {"m", "k", "n"} <= set(parameters):
-        sides = [parameters[name] for name in "mkn"]
-        return {"size": "x".join(map(str, sides)), "size_order": sides[0] * sides[1] * sides[2]}
-    if {"features_in", "features_out"} <= set(parameters):
-        sides = [parameters[name] for name in ("features_in", "features_out")]
-        return {"features": "x".join(map(str, sides)), "features_order": sides[0] * sides[1]}
+    for name, sides in (("size", ("m", "k", "n")), ("features", ("features_in", "features_out"))):
+        if set(sides) <= set(parameters):
+            lengths = [parameters[side] for side in sides]
+            return {name: "x".join(map(str, lengths)), f"{name}_order": math.prod(lengths)}
     for name in ("message_bytes", "buffer_bytes"):
         if name in parameters:
             return {"size": format_bytes(int(parameters[name])), "size_order": int(parameters[name])}
@@ -185,38 +181,24 @@ def whole(number: float) -> float:
 class TableCase:
     """One case, ready to be put into rows."""
 
-    case: str
-    """pytest node id."""
+    case: str  # pytest node id.
     platform: str
-    workload: str
-    """Class or function without its module: TrainStep."""
+    workload: str  # Class or function without its module: TrainStep.
     ranks: int
-    parameters: Mapping[str, Any]
-    """Fields of the workload."""
-    settings: Mapping[str, Any]
-    """Settings by name: ranks, layout, model, local_batch_size, dp, schedule, ..."""
-    values: Mapping[str, float] = field(default_factory=dict)
-    """Values by name of the metric."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why a metric has no value."""
-    bases: Mapping[str, str] = field(default_factory=dict)
-    """The base of a ratio: ``speedup`` -> ``1 rank``."""
-    base_ranks: int = 0
-    """Ranks that a speed-up is counted from; 0 without one."""
-    kind: str = ""
-    """weak, strong or mixed, for a case with others of its series on other numbers of ranks."""
-    shared: bool = False
-    """Whether the ranks share one device with those of the base."""
-    missing: str = ""
-    """Why nothing was measured: skipped, failed, OOM at X GiB of Y; empty when something was."""
-    projected: bool = False
-    """Whether the values are projected; ``missing`` then has the band of the step."""
+    parameters: Mapping[str, Any]  # Fields of the workload.
+    settings: Mapping[str, Any]  # Settings by name: ranks, layout, model, local_batch_size, dp, schedule, ...
+    values: Mapping[str, float] = field(default_factory=dict)  # Values by name of the metric.
+    reasons: Mapping[str, str] = field(default_factory=dict)  # Why a metric has no value.
+    bases: Mapping[str, str] = field(default_factory=dict)  # The base of a ratio: ``speedup`` -> ``1 rank``.
+    base_ranks: int = 0  # Ranks that a speed-up is counted from; 0 without one.
+    kind: str = ""  # weak, strong or mixed, for a case with others of its series on other numbers of ranks.
+    shared: bool = False  # Whether the ranks share one device with those of the base.
+    missing: str = ""  # Why nothing was measured: skipped, failed, OOM at X GiB of Y; empty when something was.
+    projected: bool = False  # Whether the values are projected; ``missing`` then has the band of the step.
     fingerprint: str = ""
     simulated: bool = False
-    traffic: tuple[Traffic, ...] = ()
-    """Messages of a step, from a separate build."""
-    components: tuple[Component, ...] = ()
-    """Parts of that step."""
+    traffic: tuple[Traffic, ...] = ()  # Messages of a step, from a separate build.
+    components: tuple[Component, ...] = ()  # Parts of that step.
 
     @property
     def model(self) -> str:

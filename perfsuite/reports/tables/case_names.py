@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.published.lookup import shipped
-from perfsuite.published.records import PublishedTable
+from perfsuite.published.lookup import chosen
 
-GROUPS = ("DP", "MP", "2D", "PP")
-"""In the report's order."""
+GROUPS = ("DP", "MP", "2D", "PP")  # In the report's order.
 _PREFIXES = ("DP", "MP", "2D", "DP_PP", "MP_PP", "2D_PP")
 _NAME = re.compile(
     r"(?P<prefix>(?:DP|MP|2D)(?:_PP)?)_(?P<dp>\d+)x(?P<tp>\d+)x(?P<pp>\d+)_(?P<batch>\d+)_(?P<width>\d+)x(?P<layers>\d+)"
@@ -26,8 +24,7 @@ _LOG = (
     "_gbz{global_batch_size}_s{sequence_length}_l{num_layers}_h{hidden_size}_nh{num_heads}.log"
 )
 """As report 003 calls its logs."""
-_UNKNOWN = 99
-"""Place of a case that is not in the report."""
+_UNKNOWN = 99  # Place of a case that is not in the report.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +32,11 @@ class CaseName:
     """The settings in a name."""
 
     text: str
-    prefix: str
-    """DP, MP, 2D, DP_PP, MP_PP or 2D_PP."""
+    prefix: str  # DP, MP, 2D, DP_PP, MP_PP or 2D_PP.
     dp: int
     tp: int
     pp: int
-    batch: int
-    """Global."""
+    batch: int  # Global.
     width: int
     layers: int
 
@@ -102,7 +97,8 @@ def published_log(case: str) -> str | None:
 
 @functools.cache
 def _published_logs() -> Mapping[str, str]:
-    return {str(row.cells[1]): str(row.cells[2]) for row in _table("logs").rows if row.cells[2]}
+    ((_, table),) = chosen(["003/logs"])
+    return {str(row.cells[1]): str(row.cells[2]) for row in table.rows if row.cells[2]}
 
 
 def _read(match: re.Match[str] | None) -> CaseName | None:
@@ -112,12 +108,8 @@ def _read(match: re.Match[str] | None) -> CaseName | None:
     return CaseName(text=match[0], prefix=match["prefix"], **numbers)
 
 
-def _table(name: str) -> PublishedTable:
-    (found,) = (table for report in shipped() for table in report.tables if (report.report, table.id) == ("003", name))
-    return found
-
-
 @functools.cache
 def _published() -> Mapping[tuple[str, int, int, int], int]:
-    names = [name for row in _table("cases").rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
+    ((_, table),) = chosen(["003/cases"])
+    names = [name for row in table.rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
     return {(name.prefix, name.dp, name.tp, name.pp): place for place, name in enumerate(names)}

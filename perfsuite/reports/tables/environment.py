@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.units import significant
-from perfsuite.published.lookup import shipped
+from perfsuite.published.lookup import chosen
 from perfsuite.published.records import PublishedTable
 from perfsuite.record.result import Peak
 from perfsuite.reports.document import Grid
@@ -20,8 +21,7 @@ _HARDWARE = (
     ("power caps", "power_caps"),
 )
 _SOFTWARE = (("operating system", "os"), ("kernel", "kernel"), ("container", "container"), ("Python", "python"))
-_LIBRARIES = ("driver", "packages", "variables", "declared")
-"""Fields that are tables of their own: a row per entry."""
+_LIBRARIES = ("driver", "packages", "variables", "declared")  # Fields that are tables of their own: a row per entry.
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 
@@ -62,18 +62,17 @@ def environment_grids(machines: Sequence[tuple[str, Mapping[str, Any]]], reports
 
 
 def _published_environment(report: str) -> Mapping[str, str]:
-    """Return a report's entries on its machine and software, by label."""
-    table = _published_table(report, "environment")
     values: dict[str, str] = {}
-    for row in table.rows if table else ():
-        quantity, value = (table.cell(row, column) for column in table.printed_columns) if table else (None, None)
-        if quantity and value and quantity.text not in _NEITHER:
-            values.setdefault(_PUBLISHED.get(quantity.text, quantity.text), value.text)
+    for table in _published_tables(report, "environment"):
+        for row in table.rows:
+            quantity, value = (table.cell(row, column) for column in table.printed_columns)
+            if quantity and value and quantity.text not in _NEITHER:
+                values.setdefault(_PUBLISHED.get(quantity.text, quantity.text), value.text)
     return values
 
 
-def _published_table(report: str, name: str) -> PublishedTable | None:
-    return next((table for one in shipped() for table in one.tables if (one.report, table.id) == (report, name)), None)
+def _published_tables(report: str, name: str) -> list[PublishedTable]:
+    return [table for _, table in chosen([report]) if table.id == name]
 
 
 def _library_rows(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -89,7 +88,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_text(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
-        counted = {text: sum(other == text for other in value) for text in dict.fromkeys(map(str, value))}
+        counted = Counter(map(str, value))
         return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counted.items())
     return "" if value in (None, "unknown") else str(value)
 
@@ -101,7 +100,7 @@ def topology_lines(machines: Sequence[tuple[str, Mapping[str, Any]]], reports: S
         if environment.get("topology"):
             lines += [f"### Topology: {name}", "", "```", *str(environment["topology"]).splitlines(), "```", ""]
     for report in reports:
-        if table := _published_table(report, "topology"):
+        for table in _published_tables(report, "topology"):
             matrix = [["", *(column.title for column in table.printed_columns[1:])]]
             for row in table.rows:
                 cells = (table.cell(row, column) for column in table.printed_columns)
@@ -125,9 +124,8 @@ def peaks_grid(peaks: Mapping[str, Mapping[str, Peak]]) -> Grid:
         notes += [f"published: {name}, {column}: {reason}" for column, (_, reason) in stated.items() if reason]
         notes += [] if any(figure for figure, _ in stated.values()) else [f"published: {name}: a row without a figure"]
     rows = [(*row, *[""] * (1 + len(_COLUMNS) - len(row))) for row in rows]
-    return Grid(
-        title="Peaks, dense TFLOPS per device", columns=("platform", *_COLUMNS), rows=tuple(rows), notes=tuple(notes)
-    )
+    title = "Peaks, dense TFLOPS per device"
+    return Grid(title=title, columns=("platform", *_COLUMNS), rows=tuple(rows), notes=tuple(notes))
 
 
 _STATED = {"fp32": "fp32", "fp16_tensor": "fp16", "fp16": "fp16 (CUDA cores)"}
@@ -137,7 +135,7 @@ _COLUMNS = (*_DTYPES, "fp16 (CUDA cores)")
 
 def _stated_peaks() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
     """Device, and by column the peak with its label, empty without one, and why when the label is not M."""
-    for table in (table for report in shipped() for table in report.tables if (report.report, table.id) == _PEAKS):
+    for table in _published_tables("001", "peaks"):
         columns = {column.name: column for column in table.columns}
         for row in table.rows:
             stated = {}
@@ -149,6 +147,3 @@ def _stated_peaks() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
             device = table.cell(row, columns["device"])
             if device:
                 yield device.text, stated
-
-
-_PEAKS = ("001", "peaks")

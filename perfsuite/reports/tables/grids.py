@@ -10,12 +10,12 @@ from typing import Any
 from perfsuite.base.text import code_text, escaped, padded
 from perfsuite.base.units import GIB, readable_unit, significant
 from perfsuite.gate.physics import speed_up_violation
-from perfsuite.reports.document import Grid
+from perfsuite.reports.document import Grid, grouped
 from perfsuite.reports.ids import token_of, without_ranks
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
 from perfsuite.reports.tables.published import PublishedLine, id_of_row, plain_id, published_of
-from perfsuite.reports.tables.recording import ReportCases
+from perfsuite.reports.tables.recording import RATIOS, ReportCases
 from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
 
 # Why a cell of a measured case is empty.
@@ -50,10 +50,6 @@ def why_empty(case: TableCase, key: str) -> str:
     return f"the case has no {build} build" if build else "not measured by this case"
 
 
-_RATIOS = ("speedup", "scaling_efficiency")
-"""Values that are counted from a base."""
-
-
 def grids_of(style: Style, material: ReportCases) -> Iterator[Grid]:
     """The tables that have a measured row, in the style's order."""
     for spec in style.tables:
@@ -64,10 +60,8 @@ def grids_of(style: Style, material: ReportCases) -> Iterator[Grid]:
         rows += [case for case in material.cases if plain_id(case.case) in ids and case.case not in there]
         if not any(case.values for case in rows):
             continue
-        groups: dict[str, list[TableCase]] = {}
-        for case in rows:
-            group = case.settings.get(spec.per) or case.settings.get("kernel", "") if spec.per else ""
-            groups.setdefault(str(group), []).append(case)
+        named = (one.settings.get(spec.per) or one.settings.get("kernel", "") if spec.per else "" for one in rows)
+        groups = grouped(zip(map(str, named), rows, strict=True))
         beside = shared_out(published, groups, spec.pair_by)
         for group in sorted({*groups, *beside}):
             title = f"{spec.title}: {group}" if group else spec.title
@@ -90,27 +84,21 @@ def _grid(
     columns = _readable(_told_apart(columns, ordered), ordered, lines)
     platforms = {case.platform for case in ordered}
     below = [row.after if platforms & set(row.line.run.platforms) else len(ordered) for row in lines]
-    rows = []
-    for index in range(-1, len(ordered) + 1):  # published rows of other hardware are after all measured ones
-        if 0 <= index < len(ordered):
-            case = ordered[index]
-            rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
-        for row, place in zip(lines, below, strict=True):
-            if place == index:
-                rows.append((*(_published_cell(row.line, column) for column in columns), row.missing))
+    placed_rows = [
+        (index, (*(_cell(case, column, columns) for column in columns), case.missing))
+        for index, case in enumerate(ordered)
+    ]
+    for row, place in zip(lines, below, strict=True):
+        placed_rows.append((place, (*(_published_cell(row.line, column) for column in columns), row.missing)))
+    rows = [cells for _, cells in sorted(placed_rows, key=lambda placed: placed[0])]  # stable: cases come first
     remarks = any(row[-1] for row in rows)
     shown = {column.key: column.title for column in columns if column.value}
+    doubts = (*_doubts(ordered, shown), *_empty(ordered, columns))
     return Grid(
         title=title,
         columns=(*(column.title for column in columns), *(["not measured because"] if remarks else [])),
         rows=tuple(row if remarks else row[:-1] for row in rows),
-        notes=(
-            *spec.notes,
-            *spec.remarks(ordered),
-            *_doubts(ordered, shown),
-            *_empty(ordered, columns),
-            *notes_of(lines, shown),
-        ),
+        notes=(*spec.notes, *spec.remarks(ordered), *doubts, *notes_of(lines, shown)),
     )
 
 
@@ -149,7 +137,7 @@ def _order(case: TableCase, columns: Sequence[ColumnSpec], least: Mapping[str, i
     keys = [column.key for column in columns if not column.value]
     at = keys.index("layout") if "layout" in keys else 0
     left, right = keys[:at], keys[at + 1 :]
-    scales, series = any(column.key in _RATIOS for column in columns), without_ranks(case.case)
+    scales, series = any(column.key in RATIOS for column in columns), without_ranks(case.case)
     return (
         case.platform,
         case.fingerprint,
@@ -183,7 +171,7 @@ def _cell(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec] = (
 
 def _over(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec]) -> str:
     """Return the base of a ratio, for the first ratio of a row only."""
-    if column.key != next((other.key for other in columns if other.key in _RATIOS), column.key):
+    if column.key != next((other.key for other in columns if other.key in RATIOS), column.key):
         return ""
     return " (base)" if case.ranks == case.base_ranks else f" vs {case.bases[column.key]}"
 
@@ -226,19 +214,17 @@ def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterato
 
 def _doubts(cases: Sequence[TableCase], shown: Mapping[str, str]) -> Iterator[str]:
     """Yield doubts about speed-ups: ranks that share a device, or a speed-up above linear."""
-    if not {"speedup", "scaling_efficiency"} & set(shown):
+    if not {*RATIOS} & set(shown):
         return
     if any(case.shared for case in cases):
         yield "ranks share one device: a linear speed-up is impossible"
     for case in cases:
-        if "speedup" in case.values:
-            violation = speed_up_violation(case.values["speedup"], case.ranks, case.base_ranks)
-            if violation:
-                yield f"{violation}, look at the base: {code_text(case.case)}"
+        speed_up = case.values.get("speedup")
+        if speed_up is not None and (above := speed_up_violation(speed_up, case.ranks, case.base_ranks)):
+            yield f"{above}, look at the base: {code_text(case.case)}"
 
 
-_FIGURE = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
-"""A figure, its label, its base."""
+_FIGURE = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")  # A figure, its label, its base.
 
 
 _TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<!\\)\](?=\()")
@@ -262,22 +248,15 @@ def markdown(grid: Grid, level: int = 3) -> list[str]:
     widths = [max(3, *(len(padded(row[index])) for row in table)) for index in range(len(grid.columns))]
     right = [_is_right(grid.rows, index) for index in range(len(grid.columns))]
     lines = [f"{'#' * level} {escape(grid.title)}", ""]
-    for index, row in enumerate(table):
+    table.insert(1, ["-" * (width - 1) + "-:"[to_right] for width, to_right in zip(widths, right, strict=True)])
+    for row in table:
         cells = []
         for cell, width, to_right in zip(row, widths, right, strict=True):
             room = " " * (width - len(padded(cell)))
             cells.append(room + cell if to_right else cell + room)
         lines.append(f"| {' | '.join(cells)} |")
-        if index == 0:
-            rule = [
-                "-" * (width - 1) + (":" if to_right else "-") for width, to_right in zip(widths, right, strict=True)
-            ]
-            lines.append(f"| {' | '.join(rule)} |")
-    lines.append("")
-    if grid.notes:
-        lines += [f"- {escape(note)}" for note in grid.notes]
-        lines.append("")
-    return lines
+    notes = [f"- {escape(note)}" for note in grid.notes]
+    return [*lines, "", *notes, *([""] if notes else [])]
 
 
 def escape(text: str) -> str:

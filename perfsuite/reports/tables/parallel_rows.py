@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.errors import PerfsuiteError
 from perfsuite.base.mesh import AXES, MeshShape
 from perfsuite.base.units import gb_per_s, significant
-from perfsuite.published.lookup import shipped
-from perfsuite.published.records import PublishedTable
+from perfsuite.published.lookup import chosen
 from perfsuite.record.step import Traffic
+from perfsuite.reports.document import grouped
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.strategies.traffic import Call
 
 
 def _grouped(cases: Iterable[TableCase], *names: str) -> list[list[TableCase]]:
     """Cases of one test function on one machine that have these settings in common."""
-    groups: dict[Hashable, list[TableCase]] = {}
-    for case in cases:
-        key = (
-            case.platform,
-            case.fingerprint,
-            case.case.partition("[")[0],
-            *(str(case.settings.get(name)) for name in names),
-        )
-        groups.setdefault(key, []).append(case)
-    return list(groups.values())
+
+    def key(case: TableCase) -> tuple[str, ...]:
+        settings = (str(case.settings.get(name)) for name in names)
+        return (case.platform, case.fingerprint, case.case.partition("[")[0], *settings)
+
+    return list(grouped((key(case), case) for case in cases).values())
 
 
 def _different(cases: Sequence[TableCase], name: str) -> int:
@@ -38,9 +34,6 @@ def _different(cases: Sequence[TableCase], name: str) -> int:
 
 def _with_values(case: TableCase, settings: Mapping[str, Any], values: Mapping[str, float]) -> TableCase:
     return dataclasses.replace(case, settings={**case.settings, **settings}, values={**case.values, **values})
-
-
-# -- long sequences ----------------------------------------------------------------------------------------------
 
 
 def of_several_lengths(cases: Sequence[TableCase]) -> list[TableCase]:
@@ -84,9 +77,6 @@ def _compared(case: TableCase, whole: TableCase | None, *, is_whole: bool) -> Ta
     return dataclasses.replace(case, values=values, reasons=reasons)
 
 
-# -- ways and meshes ---------------------------------------------------------------------------------------------
-
-
 def of_several_methods(cases: Sequence[TableCase]) -> list[TableCase]:
     """Cases of the same model, length and ranks, one of them at least with attention over ranks."""
     return [
@@ -114,9 +104,6 @@ def of_constant_devices(cases: Sequence[TableCase]) -> list[TableCase]:
     return [case for group in groups for case in group] or list(cases)
 
 
-# -- experts -----------------------------------------------------------------------------------------------------
-
-
 def claimed(rows: Sequence[TableCase]) -> Iterator[str]:
     """Yield how much faster experts train than the dense model on as many ranks, and the claim of report 004."""
     for group in _grouped(rows, "ranks"):
@@ -133,19 +120,13 @@ def claimed(rows: Sequence[TableCase]) -> Iterator[str]:
 
 @functools.cache
 def _claim() -> str:
-    table = _published_table("moe-claims")
+    ((_, table),) = chosen(["004/moe-claims"])
     column = next(column for column in table.columns if column.name == "value")
     cell = table.cell(table.rows[0], column)
     assert cell is not None, "the claim has a cell"
     label = f"[{table.judge().label}: {table.judge().reason}]"
     return f"the published report claims {cell.text.replace('×', '')} times {label}"
 
-
-def _published_table(name: str) -> PublishedTable:
-    return next(table for report in shipped() if report.report == "004" for table in report.tables if table.id == name)
-
-
-# -- parts of a step ---------------------------------------------------------------------------------------------
 
 _COMPONENTS: Mapping[str, str] = {
     "mlp": "MLP or experts",
@@ -185,16 +166,13 @@ def step_remarks(rows: Sequence[TableCase]) -> Iterator[str]:
 
 @functools.cache
 def _published_step() -> str:
-    table = _published_table("5d")
+    ((_, table),) = chosen(["004/5d"])
     stated = {figure.role: figure for figure in table.stated}
     throughput, mfu = stated["throughput"], stated["mfu"]
     return (
         f"published, lines {throughput.line}, {mfu.line}: {throughput.text.replace(',', '')} samples/s, "
         f"MFU {mfu.text} % [{table.judge().label}]"
     )
-
-
-# -- traffic -----------------------------------------------------------------------------------------------------
 
 
 _NO_FIGURES = {"expected_bytes": "no closed form", "message_busbw_gb_per_s": "a receive is timed at its sender"}

@@ -7,20 +7,17 @@ that make two rows not comparable.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from perfsuite.published.differences import Ran, differences, not_stated
 from perfsuite.published.lookup import PublishedRun, plain, snake
 from perfsuite.published.recipes import why_none
+from perfsuite.reports.document import grouped
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
 from perfsuite.reports.tables.published import PublishedLine, id_of_row, plain_id, words_of_row
 from perfsuite.suite import runnable
-
-K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 
 NOT_HERE = "not measured here"
 _OURS = re.compile(r" \(ours: .*?\), not ")
@@ -32,14 +29,10 @@ class PlacedLine:
     """A published row with its place in a table."""
 
     line: PublishedLine
-    after: int
-    """Index of the case before it; -1: first."""
-    case: TableCase | None
-    """The measured case before it; None if none has similar settings."""
-    was_run: bool
-    """Whether that case is the row's run, and not another one of like settings."""
-    reason: str = ""
-    """Why its case was not measured, where this run had it."""
+    after: int  # Index of the case before it; -1: first.
+    case: TableCase | None  # The measured case before it; None if none has similar settings.
+    was_run: bool  # Whether that case is the row's run, and not another one of like settings.
+    reason: str = ""  # Why its case was not measured, where this run had it.
 
     @property
     def missing(self) -> str:
@@ -62,7 +55,7 @@ def placed(
     """
     why = {plain_id(node): reason.removeprefix("skipped: ") for node, reason in skips.items()}
     whole: list[PlacedLine] = []
-    for members in _grouped(((line.table, line.run.platforms), line) for line in lines).values():
+    for members in grouped(((line.table, line.run.platforms), line) for line in lines).values():
         beside = _beside(members, cases, pair_by)
         first = next((beside[index] for index in range(len(members)) if index in beside), len(cases))
         after = first - 1
@@ -84,7 +77,7 @@ def shared_out(
 
     A table without any case of a row's workload has none: one that emulates a model by sleeping.
     """
-    blocks = _grouped(((line.table, line.run.model), line) for line in lines)
+    blocks = grouped(((line.table, line.run.model), line) for line in lines)
     models = {plain(model) for _, model in blocks} - {""}
     named = {plain(case.model): name for name, cases in groups.items() for case in cases if plain(case.model) in models}
     shares: dict[str, list[PublishedLine]] = {}
@@ -112,7 +105,7 @@ def _beside(lines: Sequence[PublishedLine], cases: Sequence[TableCase], pair_by:
         (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
         for case in cases
     )
-    for members in _grouped((key, index) for index, key in enumerate(series)).values():
+    for members in grouped((key, index) for index, key in enumerate(series)).values():
         pairs, differing = {}, []
         for number, line in enumerate(lines):
             at = [index for index in members if _is_row(cases[index], line) or _alike(line, cases[index], pair_by)]
@@ -148,19 +141,17 @@ def notes_of(rows: Sequence[PlacedLine], shown: Mapping[str, str]) -> list[str]:
 
     ``shown`` are titles of the columns by metric.
     """
-    notes: list[str] = []
-    for why, lines in _grouped((_comparable(row.case, row.line), row.line) for row in rows if row.case).items():
-        notes.append(f"published, {_places(lines)}: {why}")
+    compared = grouped((_comparable(row.case, row.line), row.line) for row in rows if row.case)
+    notes = [f"published, {_places(lines)}: {why}" for why, lines in compared.items()]
     labelled = (
         (f"[{figure.label}] {{}}: {figure.reason}", (row.line, shown[metric]))
         for row in rows
         for metric, figure in row.line.figures.items()
         if metric in shown and figure.label != "M"
     )
-    for reason, cells in _grouped(labelled).items():
+    for reason, cells in grouped(labelled).items():
         columns = ", ".join(dict.fromkeys(title for _, title in cells))
-        numbers = sorted({line.line for line, _ in cells})
-        notes.append(reason.format(f"{columns}; line{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"))
+        notes.append(reason.format(f"{columns}; {_listed(line.line for line, _ in cells)}"))
     conventions = {
         f"{shown[metric]}: {figure.convention}": None
         for row in rows
@@ -222,20 +213,10 @@ def _comparable(case: TableCase, line: PublishedLine) -> str:
 
 
 def _places(lines: Sequence[PublishedLine]) -> str:
-    files: dict[str, set[int]] = {}
-    for line in lines:
-        files.setdefault(line.file, set()).add(line.line)
-    return "; ".join(
-        f"line{'s' if len(numbers) > 1 else ''} {_listed(sorted(numbers))} of {file}" for file, numbers in files.items()
-    )
+    files = grouped((line.file, line.line) for line in lines)
+    return "; ".join(f"{_listed(numbers)} of {file}" for file, numbers in files.items())
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    groups: dict[K, list[T]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
+def _listed(lines: Iterable[int]) -> str:
+    numbers = sorted(set(lines))
+    return f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from perfsuite.base.units import significant
-from perfsuite.published.lookup import PublishedFigure, PublishedRun, lookup, rows, select, shipped
+from perfsuite.published.lookup import PublishedFigure, PublishedRun, lookup, rows_of, select, table_of
 from perfsuite.published.recipes import Recipe, find, recipe_of, recipes
 from perfsuite.record.result import Result
 from perfsuite.reports.tables.case_names import case_name, published_log
@@ -26,13 +26,8 @@ def plain_id(node: str) -> str:
 
 
 @functools.cache
-def _ids() -> Mapping[str, str]:
-    return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
-
-
-@functools.cache
 def _by_id() -> Mapping[str, Recipe]:
-    return {_ids()[recipe.name]: recipe for recipe in recipes()}
+    return {plain_id(recipe.case("x")): recipe for recipe in recipes()}
 
 
 def recipe_of_case(node: str) -> Recipe | None:
@@ -53,13 +48,14 @@ def rows_of_case(node: str) -> tuple[tuple[str, int], ...]:
 
 def is_recipe(node: str) -> bool:
     """Whether a case is a published run."""
-    return plain_id(node) in _ids().values()
+    return plain_id(node) in _by_id()
 
 
+@functools.cache
 def id_of_row(table: str, line: int) -> str:
     """Plain id of the case that is a published row; empty where there is none."""
     recipe = recipe_of(table, line)
-    return _ids()[recipe.name] if recipe else ""
+    return plain_id(recipe.case("x")) if recipe else ""
 
 
 def words_of_row(table: str, line: int) -> str:
@@ -75,11 +71,9 @@ _ALSO = {"accumulation": "num_micro_batches", "local_batch_size": "micro_batch_s
 class PublishedLine:
     """One row of a published table, by metric."""
 
-    table: str
-    """``000/overview``."""
+    table: str  # ``000/overview``.
     run: PublishedRun
-    figures: Mapping[str, PublishedFigure]
-    """By name of the metric; none where the run did not fit."""
+    figures: Mapping[str, PublishedFigure]  # By name of the metric; none where the run did not fit.
 
     @property
     def line(self) -> int:
@@ -100,10 +94,9 @@ class PublishedLine:
     def _derived(self) -> dict[str, object]:
         run = self.run
         derived: dict[str, object] = {"ranks": run.world_size, "model": run.model}
-        derived.update(case_name=run.name or None, axes=run.name or None)
+        derived.update(case_name=run.name or None, axes=run.name or None, log_name=published_log(run.name))
         name = case_name(run.name)
         derived["group"] = name.group if name else None
-        derived["log_name"] = published_log(run.name)
         nodes, micro, dp = (run.parameters.get(name) for name in ("nodes", "micro_batch_size", "dp"))
         if isinstance(nodes, int) and run.world_size:
             derived["devices_per_node"] = run.world_size // nodes
@@ -137,12 +130,10 @@ def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     """The rows of these tables, in the reports' order, also those without figures; a table is ``report/id``."""
     figures: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
     for figure in select():
-        figures.setdefault((f"{figure.report}/{figure.table}", figure.line), {})[figure.metric] = figure
-    runs = ((f"{run.report}/{run.table}", run) for run in rows(shipped()))
+        figures.setdefault((table_of(figure), figure.line), {})[figure.metric] = figure
     return tuple(
-        PublishedLine(table=table, run=run, figures=figures.get((table, run.line), {}))
-        for table, run in runs
-        if table in tables
+        PublishedLine(table=table_of(run), run=run, figures=figures.get((table_of(run), run.line), {}))
+        for run in rows_of(tables)
     )
 
 
@@ -152,8 +143,7 @@ def published_lines(results: Iterable[Result]) -> Iterator[str]:
         for metric in result.metrics if not result.simulated else ():
             if metric.value is None:
                 continue
-            for figure in lookup(
-                result.platform, result.workload, result.parameters, result.world_size, metric=metric.name
-            ):
-                measured = f"{significant(metric.value)} {metric.unit}".strip()
+            run = (result.platform, result.workload, result.parameters, result.world_size)
+            measured = f"{significant(metric.value)} {metric.unit}".strip()
+            for figure in lookup(*run, metric=metric.name):
                 yield f"{result.case}: {metric.name} measured {measured}; {figure}"

@@ -12,31 +12,27 @@ from perfsuite.reports.scaling import Point, Scaling, scale, series_of
 from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase, from_projection, from_result, unmeasured
 
+RATIOS = ("speedup", "scaling_efficiency")  # Values that are counted from a base.
+
 
 def scaled(cases: Sequence[TableCase]) -> list[TableCase]:
     """The cases with speed-up and efficiency, each named after the base of its series."""
     scalings = scale(point for case in cases if (point := _point(case)) is not None)
     kinds = {without_ranks(case): scaling.kind for case, scaling in scalings.items()}
-    return [
-        dataclasses.replace(
-            _with_scaling(case, scalings.get(_key(case))), kind=kinds.get(without_ranks(_key(case)), "")
-        )
-        for case in cases
-    ]
+    with_ratios = (_with_scaling(case, scalings.get(_key(case))) for case in cases)
+    return [dataclasses.replace(one, kind=kinds.get(without_ranks(_key(one)), "")) for one in with_ratios]
 
 
 def _with_scaling(case: TableCase, scaling: Scaling | None) -> TableCase:
     if not case.values:
         return case
     if scaling is None:
-        reason = "no other number of ranks was measured"
-        return dataclasses.replace(
-            case, reasons={**case.reasons, **dict.fromkeys(("speedup", "scaling_efficiency"), reason)}
-        )
+        reasons = dict.fromkeys(RATIOS, "no other number of ranks was measured")
+        return dataclasses.replace(case, reasons={**case.reasons, **reasons})
     return dataclasses.replace(
         case,
-        values={**case.values, "speedup": scaling.speed_up, "scaling_efficiency": scaling.efficiency},
-        bases={**case.bases, **dict.fromkeys(("speedup", "scaling_efficiency"), scaling.base_name)},
+        values={**case.values, **dict(zip(RATIOS, (scaling.speed_up, scaling.efficiency), strict=True))},
+        bases={**case.bases, **dict.fromkeys(RATIOS, scaling.base_name)},
         base_ranks=scaling.base.ranks,
         shared=scaling.shared and scaling.point is not scaling.base,
     )
@@ -60,17 +56,13 @@ def _point(case: TableCase) -> Point | None:
     )
 
 
-# -- values ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReportCases:
     """All cases of a report with speed-ups, and the reasons of cases without a row."""
 
     cases: tuple[TableCase, ...]
     rest: Mapping[str, str]
-    base: str = ""
-    """Platform of the base; empty without one."""
+    base: str = ""  # Platform of the base; empty without one.
 
 
 def table_cases(recording: Recording) -> list[TableCase]:
@@ -149,12 +141,8 @@ _SAME_RUN = ("model", "ranks", "local_batch_size", "global_batch_size", "strateg
 def _over(case: TableCase, others: Sequence[TableCase], base: Recording) -> TableCase:
     """The case with its throughput over that of the base's case of the same run; loaders may differ, not otherwise."""
     rate = case.values.get("samples_per_s")
-    alike = [
-        other
-        for other in others
-        if other.values.get("samples_per_s")
-        and all(case.settings.get(name) == other.settings.get(name) for name in _SAME_RUN)
-    ]
+    trained = (other for other in others if other.values.get("samples_per_s"))
+    alike = [one for one in trained if all(case.settings.get(name) == one.settings.get(name) for name in _SAME_RUN)]
     if rate is None or not alike:
         reason = f"{base.run.platform} has no run of this model, batch and number of ranks" if rate is not None else ""
         return dataclasses.replace(case, reasons={**case.reasons, "over_base": reason}) if reason else case

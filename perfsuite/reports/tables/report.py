@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import code_text, listed, without_paths
 from perfsuite.base.units import plural
+from perfsuite.reports.document import grouped
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.projected import remarks
 from perfsuite.reports.screen import accepted
@@ -19,7 +19,7 @@ from perfsuite.reports.tables.grids import escape, grids_of, markdown
 from perfsuite.reports.tables.parallel import PARALLEL
 from perfsuite.reports.tables.parallel_rows import of_constant_devices
 from perfsuite.reports.tables.recording import ReportCases, gathered, projected_cases, scaled, table_cases
-from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, is_gpt, setting
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, is_gpt, parts, setting
 from perfsuite.reports.tables.training import FLAGPERF, KERNELS, LATTE, ONEFLOW, OPENSORA
 from perfsuite.suite import runnable
 
@@ -34,8 +34,8 @@ _PIPELINE = (
     c.PEAK,
 )
 """Columns of both tables of pipelines."""
-
-# -- which cases -------------------------------------------------------------------------------------------------
+_SET_UP = (c.MODEL, c.STRATEGY, c.LAYOUT, c.MESH, c.LOCAL, c.OPTIONS)
+_MEMORY = parts("GiB", "weights", "gradients", "optimizer", "activations", "peak activations?", "untracked", "peak")
 
 
 _LARGEST = "LargestBatch"
@@ -48,8 +48,6 @@ def _strategy(*names: str) -> Callable[[TableCase], bool]:
 def _pipelines(case: TableCase) -> bool:
     return "bubble_ratio" in case.values or (bool(case.missing) and "schedule" in case.settings)
 
-
-# -- 004 methods -------------------------------------------------------------------------------------------------
 
 METHODS = Style(
     name="methods",
@@ -87,21 +85,7 @@ METHODS = Style(
             select=lambda case: (
                 bool(case.model) and ("peak_gib" in case.values or "memory" in case.parameters.get("builds", ()))
             ),
-            columns=(
-                c.MODEL,
-                c.STRATEGY,
-                c.LAYOUT,
-                c.MESH,
-                c.LOCAL,
-                c.OPTIONS,
-                ColumnSpec(title="weights GiB", key="weights_gib"),
-                ColumnSpec(title="gradients GiB", key="gradients_gib"),
-                ColumnSpec(title="optimizer GiB", key="optimizer_gib"),
-                ColumnSpec(title="activations GiB", key="activations_gib"),
-                ColumnSpec(title="peak activations GiB", key="peak_activations_gib", optional=True),
-                ColumnSpec(title="untracked GiB", key="untracked_gib"),
-                ColumnSpec(title="peak GiB", key="peak_gib"),
-            ),
+            columns=(*_SET_UP, *_MEMORY),
             notes=("untracked: allocated after a step beyond weights, gradients and optimizer",),
         ),
         TableSpec(
@@ -155,8 +139,7 @@ METHODS = Style(
 )
 
 
-_NAMED = 4
-"""Cases without a row that are named for each reason."""
+_NAMED = 4  # Cases without a row that are named for each reason.
 LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] contradictory: perfsuite docs published"
 
 
@@ -168,13 +151,8 @@ def best_style(recordings: Sequence[Recording], styles: Sequence[Style]) -> Styl
 
 def fitting_styles(recordings: Iterable[Recording]) -> tuple[Style, ...]:
     """Return the styles that have a table for a measured or projected case."""
-    cases = [
-        case
-        for recording in recordings
-        for of_kind in (table_cases, projected_cases)
-        for case in scaled(of_kind(recording))
-        if case.values
-    ]
+    kinds = (of_kind(recording) for recording in recordings for of_kind in (table_cases, projected_cases))
+    cases = [case for members in kinds for case in scaled(members) if case.values]
     return tuple(style for style in STYLES.values() if any(_has_row(style, case) for case in cases))
 
 
@@ -213,8 +191,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
         if not reason.startswith("skipped") or _style_of(case, material) in styles
     }
     if rest:  # failures, and skips of these styles
-        lines += ["## Not measured", ""]
-        lines += [*_unmeasured_lines(rest), ""]
+        lines += ["## Not measured", "", *_unmeasured_lines(rest), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -229,9 +206,7 @@ def _style_of(node: str, material: ReportCases) -> Style:
 
 
 def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
-    cases: dict[str, list[str]] = {}
-    for case, reason in sorted(reasons.items()):
-        cases.setdefault(without_paths(reason), []).append(code_text(case))
+    cases = grouped((without_paths(reason), code_text(case)) for case, reason in sorted(reasons.items()))
     for reason, names in sorted(cases.items()):
         yield f"- {escape(reason)}: {listed(names, _NAMED)}"
 
@@ -248,14 +223,8 @@ def _preamble(
         yield topology_lines(machines, reports)
         yield from (markdown(grid) for one in all_recordings for grid in pair_grids(one.run.results.values()))
     if style.peaks:
-        yield markdown(
-            peaks_grid(
-                {
-                    recording.run.platform: recording.device.tflops if recording.device else {}
-                    for recording in all_recordings
-                }
-            )
-        )
+        peaks = {one.run.platform: one.device.tflops if one.device else {} for one in all_recordings}
+        yield markdown(peaks_grid(peaks))
 
 
 def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[str]:
@@ -291,7 +260,5 @@ def _require_rows(style: Style, recordings: Sequence[Recording], material: Repor
     )
 
 
-STYLES: Mapping[str, Style] = MappingProxyType(
-    {style.name: style for style in (OPENSORA, LATTE, FLAGPERF, ONEFLOW, METHODS)}
-)
+STYLES: Mapping[str, Style] = {style.name: style for style in (OPENSORA, LATTE, FLAGPERF, ONEFLOW, METHODS)}
 """In the order of the reports."""

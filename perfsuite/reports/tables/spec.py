@@ -16,17 +16,13 @@ from perfsuite.reports.tables.case import TableCase
 class ColumnSpec:
     """One column."""
 
-    title: str
-    """With its unit."""
+    title: str  # With its unit.
     key: str
     """Name of a setting, or of a value: then a metric, under the name that published figures have too.  One in GiB is
     shown in the unit that the column reads best in, and has GiB in its title, or in MiB where the title says that."""
-    scale: float = 1.0
-    """Factor from the value to the unit of the title."""
-    value: bool = True
-    """False for a setting."""
-    optional: bool = False
-    """Left out where no case of the table has it."""
+    scale: float = 1.0  # Factor from the value to the unit of the title.
+    value: bool = True  # False for a setting.
+    optional: bool = False  # Left out where no case of the table has it.
 
     def __post_init__(self) -> None:
         of_size = self.value and self.key.endswith("_gib")
@@ -43,18 +39,12 @@ class TableSpec:
     """One table of a report."""
 
     title: str  # Heading of the table.
-    columns: tuple[ColumnSpec, ...]
-    """Left to right. Rows are sorted by the settings, those left of the layout first."""
-    select: Callable[[TableCase], bool]
-    """Which cases are its rows."""
-    published: tuple[str, ...] = ()
-    """Published tables whose rows are added, ``report/id``."""
-    pair_by: tuple[str, ...] = ("ranks",)
-    """Settings that a published row shares with its measured row."""
-    notes: tuple[str, ...] = ()
-    """Notes for any results."""
-    per: str = ""
-    """A table for each value of this setting."""
+    columns: tuple[ColumnSpec, ...]  # Left to right. Rows are sorted by the settings, those left of the layout first.
+    select: Callable[[TableCase], bool]  # Which cases are its rows.
+    published: tuple[str, ...] = ()  # Published tables whose rows are added, ``report/id``.
+    pair_by: tuple[str, ...] = ("ranks",)  # Settings that a published row shares with its measured row.
+    notes: tuple[str, ...] = ()  # Notes for any results.
+    per: str = ""  # A table for each value of this setting.
     rows: Callable[[Sequence[TableCase]], Sequence[TableCase]] = tuple
     """From the selected cases to the rows, where a row is not a case: parts of a case, or a case and its sibling."""
     remarks: Callable[[Sequence[TableCase]], Iterable[str]] = lambda rows: ()
@@ -66,25 +56,35 @@ class Style:
     """The tables of one report."""
 
     name: str
-    report: str
-    """Three digits."""
+    report: str  # Three digits.
     title: str
     tables: tuple[TableSpec, ...]
-    needs: str
-    """Cases that it is made of, for errors: what to run."""
+    needs: str  # Cases that it is made of, for errors: what to run.
     applies: Callable[[TableCase], bool]
     """Whether a measured case makes this the style of a run, where none was asked for."""
     words: tuple[str, ...] = ()
     """Words that ids of its cases have; a case without any style's words belongs to a style without words."""
-    environment: bool = False
-    """Begins with the machine and its software."""
-    peaks: bool = False
-    """Begins with the peaks of the platforms."""
+    environment: bool = False  # Begins with the machine and its software.
+    peaks: bool = False  # Begins with the peaks of the platforms.
 
 
 def setting(title: str, key: str) -> ColumnSpec:
     """A column of a setting."""
     return ColumnSpec(title=title, key=key, value=False)
+
+
+def parts(unit: str, *names: str) -> tuple[ColumnSpec, ...]:
+    """Return a column for each part of a step's time or memory in this unit; ``?`` ends the name of an optional one.
+
+    >>> [(column.title, column.key, column.optional) for column in parts("GiB", "EMA?")]
+    [('EMA GiB', 'ema_gib', True)]
+    """
+    columns = []
+    for name in names:
+        title = f"{name.removesuffix('?')} {unit}"
+        key = title.lower().replace(" ", "_")
+        columns.append(ColumnSpec(title=title, key=key, optional=name.endswith("?")))
+    return tuple(columns)
 
 
 def trains(*prefixes: str) -> Callable[[TableCase], bool]:
@@ -99,8 +99,7 @@ def is_gpt(case: TableCase) -> bool:
 
 # -- columns that several tables have ----------------------------------------------------------------------------
 
-CASE = setting("case", "case_token")
-"""The case of a row; for tables in which rows have equal settings."""
+CASE = setting("case", "case_token")  # The case of a row; for tables in which rows have equal settings.
 OPTIONS = ColumnSpec(title="options", key="options", value=False, optional=True)
 VARIANT = ColumnSpec(title="variant", key="variant", value=False, optional=True)
 LAYOUT = setting("nodes x ranks", "layout")
@@ -121,7 +120,7 @@ EXPOSED = ColumnSpec(title="communication % of step", key="communication_share",
 DTYPE = setting("dtype", "dtype")
 STRATEGY = setting("strategy", "strategy")
 SCHEDULE, STAGES = setting("schedule", "schedule"), setting("stages", "stages")
-DP, TP, PP, CP, EP = (setting(axis, axis) for axis in ("dp", "tp", "pp", "cp", "ep"))
+DP, PP, TP, CP, EP = AXES = tuple(setting(axis, axis) for axis in ("dp", "pp", "tp", "cp", "ep"))
 
 NAMED_BASE = "speed-up and efficiency are relative to the smallest number of ranks that was measured"
 MFU_NOTE = "MFU here counts every product once (convention exact); perfsuite's JSON has the other conventions"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import code_text
 from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
-from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, setting, trains
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, parts, setting, trains
 
 _STREAMS = ("MemoryCopy", "MemoryTriad", "HostDeviceCopy")
 
@@ -70,8 +71,7 @@ KERNELS = (
 )
 
 
-# -- 000 Open-Sora -----------------------------------------------------------------------------------------------
-
+_of_opensora = functools.partial(TableSpec, select=trains("opensora"))
 OPENSORA = Style(
     name="opensora",
     report="000",
@@ -80,9 +80,8 @@ OPENSORA = Style(
     applies=trains("opensora"),
     words=("opensora",),
     tables=(
-        TableSpec(
+        _of_opensora(
             title="Overview",
-            select=trains("opensora"),
             published=("000/overview",),
             columns=(
                 c.LAYOUT,
@@ -95,9 +94,8 @@ OPENSORA = Style(
                 c.LOSS_STEPS,
             ),
         ),
-        TableSpec(
+        _of_opensora(
             title="Compute",
-            select=trains("opensora"),
             published=("000/compute",),
             columns=(
                 c.LAYOUT,
@@ -110,41 +108,27 @@ OPENSORA = Style(
                 c.STEP_S,
             ),
         ),
-        TableSpec(
+        _of_opensora(
             title="Time",
-            select=trains("opensora"),
             published=("000/time",),
             columns=(
                 c.LAYOUT,
                 c.VARIANT,
-                ColumnSpec(title="data ms", key="data_ms"),
-                ColumnSpec(title="encoders ms", key="encoders_ms", optional=True),
-                ColumnSpec(title="forward ms", key="forward_ms"),
+                *parts("ms", "data", "encoders?", "forward"),
                 ColumnSpec(title="backward + optimizer ms", key="backward_with_optimizer_ms"),
-                ColumnSpec(title="backward ms", key="backward_ms"),
-                ColumnSpec(title="optimizer ms", key="optimizer_ms"),
-                ColumnSpec(title="EMA ms", key="ema_ms", optional=True),
-                ColumnSpec(title="logging ms", key="logging_ms", optional=True),
-                ColumnSpec(title="remainder ms", key="remainder_ms"),
+                *parts("ms", "backward", "optimizer", "EMA?", "logging?", "remainder"),
                 ColumnSpec(title="step ms", key="step_time_s", scale=1000),
             ),
             notes=("the report's backward holds the optimizer: it stands under backward + optimizer",),
         ),
-        TableSpec(
+        _of_opensora(
             title="Memory per device",
-            select=trains("opensora"),
             published=("000/memory",),
             columns=(
                 c.LAYOUT,
                 c.VARIANT,
-                ColumnSpec(title="weights GiB", key="weights_gib"),
-                ColumnSpec(title="gradients GiB", key="gradients_gib"),
-                ColumnSpec(title="optimizer GiB", key="optimizer_gib"),
-                ColumnSpec(title="encoders GiB", key="encoders_gib", optional=True),
-                ColumnSpec(title="EMA GiB", key="ema_gib", optional=True),
-                ColumnSpec(title="activations GiB", key="activations_gib"),
-                ColumnSpec(title="peak GiB", key="peak_gib"),
-                ColumnSpec(title="fragmentation GiB", key="fragmentation_gib"),
+                *parts("GiB", "weights", "gradients", "optimizer", "encoders?", "EMA?", "activations", "peak"),
+                *parts("GiB", "fragmentation"),
                 ColumnSpec(title="final (device) GiB", key="final_device_gib"),
                 ColumnSpec(title="final (host) GiB", key="final_host_gib"),
             ),
@@ -153,7 +137,6 @@ OPENSORA = Style(
     ),
 )
 
-# -- 001 Latte ---------------------------------------------------------------------------------------------------
 
 _LATTE_COLUMNS = (
     c.PEAK,
@@ -218,7 +201,6 @@ LATTE = Style(
     ),
 )
 
-# -- 002 FlagPerf ------------------------------------------------------------------------------------------------
 
 FLAGPERF = Style(
     name="flagperf",
@@ -280,7 +262,7 @@ FLAGPERF = Style(
 )
 
 
-def is_of_grid(case: TableCase) -> bool:
+def _is_of_grid(case: TableCase) -> bool:
     """Whether the id of a case is named as in report 003: DP_8x1x1_16_1536x16."""
     return "case_name" in case.settings
 
@@ -317,22 +299,19 @@ def _checked(rows: Sequence[TableCase]) -> Iterator[str]:
 _GROUP, _CASE = setting("group", "group"), setting("case", "case_name")
 _ATTENTION = setting("attention", "attention")
 _WHOLE_CARD = ColumnSpec(title="memory MiB (whole card)", key="whole_device_gib", scale=1024)
-_SAME_AXES = ("dp", "tp", "pp")
+_of_grid = functools.partial(TableSpec, select=_is_of_grid, published=("003/results",), pair_by=("dp", "tp", "pp"))
 
 ONEFLOW = Style(
     name="oneflow",
     report="003",
     title="OneFlow GPT",
     needs="pytest test_perf -k oneflow, or cases of your own that are called by its rule (2D_2x4x1_16_1536x16)",
-    applies=is_of_grid,
+    applies=_is_of_grid,
     words=("oneflow",),
     environment=True,
     tables=(
-        TableSpec(
+        _of_grid(
             title="Cases",
-            select=is_of_grid,
-            published=("003/results",),
-            pair_by=_SAME_AXES,
             columns=(
                 _GROUP,
                 _CASE,
@@ -353,11 +332,8 @@ ONEFLOW = Style(
             ),
             remarks=_checked,
         ),
-        TableSpec(
+        _of_grid(
             title="Results",
-            select=is_of_grid,
-            published=("003/results",),
-            pair_by=_SAME_AXES,
             columns=(
                 _GROUP,
                 _CASE,
@@ -369,11 +345,8 @@ ONEFLOW = Style(
                 c.SAMPLES,
             ),
         ),
-        TableSpec(
+        _of_grid(
             title="Logs",
-            select=is_of_grid,
-            published=("003/results",),
-            pair_by=_SAME_AXES,
             columns=(_GROUP, _CASE, c.LAYOUT, _ATTENTION, setting("log, as OneFlow calls it", "log_name")),
             notes=("OneFlow's program writes a log of this name for the same case",),
         ),

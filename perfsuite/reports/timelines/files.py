@@ -21,8 +21,7 @@ from perfsuite.reports.ids import name_of
 from perfsuite.reports.timelines.picture import timeline_svg
 
 TRACE, PICTURE = ".trace.json", ".svg"
-_LONGEST = 120
-"""Maximum characters of a case in a file name; most file systems allow 255 bytes."""
+_LONGEST = 120  # Maximum characters of a case in a file name; most file systems allow 255 bytes.
 
 
 def file_stem(case: str) -> str:
@@ -87,8 +86,7 @@ def write_index(pictures: Iterable[tuple[str, Path, Path]], folder: Path) -> Pat
     return path
 
 
-_TRACKS = ("compute", "wait", "messages")
-"""Tracks of a rank, by thread id."""
+_TRACKS = ("compute", "wait", "messages")  # Tracks of a rank, by thread id.
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
@@ -128,7 +126,6 @@ def trace_text(timeline: Timeline) -> str:
 
 
 def _named(what: str, name: str, index: int, place: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the events that name a process or a thread and give it its place."""
     yield {"name": f"{what}_name", "ph": "M", **place, "args": {"name": name}}
     yield {"name": f"{what}_sort_index", "ph": "M", **place, "args": {"sort_index": index}}
 

@@ -23,14 +23,10 @@ from perfsuite.schedules.catalog import SCHEDULES, formula_bubble
 from perfsuite.schedules.replay import replay
 from perfsuite.schedules.schedule import LETTERS
 
-LEFT, RIGHT, TOP, BOTTOM = 70, 160, 88, 44
-"""Margins around the lanes, pixels."""
-LANE, GAP = 26, 14
-"""Height of a lane and of the space below it for the marks of messages, pixels."""
-DIGIT = 6.7
-"""Width of a letter or digit at 11 pixels; browsers differ by less than 5 %."""
-TICK = 5
-"""Length of the mark of a message, pixels."""
+LEFT, RIGHT, TOP, BOTTOM = 70, 160, 88, 44  # Margins around the lanes, pixels.
+LANE, GAP = 26, 14  # Height of a lane and of the space below it for the marks of messages, pixels.
+DIGIT = 6.7  # Width of a letter or digit at 11 pixels; browsers differ by less than 5 %.
+TICK = 5  # Length of the mark of a message, pixels.
 GREY = "#444444"
 SENT, RECEIVED = "#c0392b", "#2c3e50"
 
@@ -48,12 +44,9 @@ LETTER: Mapping[str, str] = {str(kind): letter for kind, letter in LETTERS.items
 class Scale:
     """Conversion from seconds to pixels."""
 
-    zero_s: float
-    """Start of the first action."""
-    length_s: float
-    """Duration of the step."""
-    width: float
-    """Pixels of the whole step."""
+    zero_s: float  # Start of the first action.
+    length_s: float  # Duration of the step.
+    width: float  # Pixels of the whole step.
 
     def x(self, seconds: float) -> float:
         """Return the pixels from the left edge; times outside the step are at its ends."""
@@ -113,10 +106,8 @@ def longest(texts: Iterable[str], size: float = 11) -> float:
     return max((len(text) for text in texts), default=0) * DIGIT * size / 11
 
 
-_NARROWEST, _WIDEST = 700, 6000
-"""Minimum and maximum pixels of a step."""
-_PER_ACTION = 150
-"""Maximum pixels per action of a rank; long waits would make the picture too wide."""
+_NARROWEST, _WIDEST = 700, 6000  # Minimum and maximum pixels of a step.
+_PER_ACTION = 150  # Maximum pixels per action of a rank; long waits would make the picture too wide.
 
 
 def timeline_svg(timeline: Timeline, *, title: str = "", step_px: float | None = None) -> str:
@@ -148,7 +139,9 @@ def timeline_svg(timeline: Timeline, *, title: str = "", step_px: float | None =
     )
     hatching(root)
     shape(root, "rect", x=0, y=0, width=width, height=height, fill="white")
-    _add_heading(root, timeline, title)
+    style = {"font_size": str(_TITLE_SIZE), "font_weight": "bold"}
+    shape(root, "text", _heading(timeline, title), x=LEFT, y=20, **style)
+    shape(root, "text", _figures(timeline), x=LEFT, y=38, fill=GREY)
     _add_legend(root, timeline)
     _add_axis(root, scale, timeline.ranks)
     busy, in_flight = busy_s(timeline), in_flight_micro_batches(timeline)
@@ -227,14 +220,12 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
 def _heading(timeline: Timeline, title: str) -> str:
-    """Return the title (by default the schedule), the source (measured or simulated) and the bubble."""
     spec = SCHEDULES.get(timeline.schedule)
     name = title or (spec.title if spec else timeline.schedule) or "pipeline"
     return f"{name}: {timeline.source}, bubble_ratio {float(bubble_ratio(timeline)):.3f}"
 
 
 def _figures(timeline: Timeline) -> str:
-    """Return schedule, counts and length of the step, and both bubbles with the expected ones."""
     first, last = step_bounds_s(timeline)
     spec = SCHEDULES.get(timeline.schedule)
     phrases = [spec.title if spec else timeline.schedule] if timeline.schedule else []
@@ -272,19 +263,12 @@ def _entries(timeline: Timeline) -> Iterator[tuple[str, str]]:
 
 
 def _width_of_words(timeline: Timeline, title: str) -> float:
-    """Return the pixels that title, figures and legend need right of the left margin."""
     entries = sum(_entry_width(meaning) for _, meaning in _entries(timeline))
     return max(longest([_heading(timeline, title)], _TITLE_SIZE), longest([_figures(timeline)]), entries)
 
 
 def _entry_width(meaning: str) -> float:
     return _SWATCH + 4 + 16 + longest([meaning])
-
-
-def _add_heading(root: ElementTree.Element, timeline: Timeline, title: str) -> None:
-    style = {"font_size": str(_TITLE_SIZE), "font_weight": "bold"}
-    shape(root, "text", _heading(timeline, title), x=LEFT, y=20, **style)
-    shape(root, "text", _figures(timeline), x=LEFT, y=38, fill=GREY)
 
 
 def _add_legend(root: ElementTree.Element, timeline: Timeline) -> None:
@@ -315,7 +299,6 @@ def _sample(root: ElementTree.Element, drawn: str, x: float, y: float) -> None:
 
 
 def _add_axis(root: ElementTree.Element, scale: Scale, ranks: int) -> None:
-    """Draw vertical lines at round times, with numbers and their unit below the lanes."""
     bottom = top_of(ranks) - GAP / 2
     length_s = float(scale.length_s)
     unit_s, unit = next(((size, name) for size, name in _UNITS if length_s >= size), _UNITS[-1])

@@ -14,47 +14,30 @@ PALETTE = ("#3a62c4", "#d9790a", "#1f8f7d", "#c2405f", "#8456c9", "#85684d", "#4
 """Each has a contrast of at least 3:1 on white; shapes and dashes repeat the difference of colours."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [5, 2], [2, 2], [6, 2, 2, 2], [8, 3], [1, 3], [4, 4], [3, 1])
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-"""The renderer ships the first font and measures texts with it."""
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # The renderer ships the first font and measures texts with it.
 SHOWN_PX, MEASURED_PX = 11, 13
 """Font size on the page, and the size at which the renderer reserves space.
 
 The browser may use a wider font, such as DejaVu Sans; at equal sizes its labels would be cut.
 """
-LABEL = 28
-"""Maximum characters of a label; a longer label loses its middle, because ids differ at their ends."""
-_WIDEST_PX = 220
-"""Maximum width of a label that has characters outside ASCII."""
-_ONE_OF_THREE, _ONE_OF_TWO = 14, 24
-"""Maximum characters of a name in a legend of three columns, and of two columns."""
+LABEL = 28  # Maximum characters of a label; a longer label loses its middle, because ids differ at their ends.
+_WIDEST_PX = 220  # Maximum width of a label that has characters outside ASCII.
+_ONE_OF_THREE, _ONE_OF_TWO = 14, 24  # Maximum characters of a name in a legend of three columns, and of two columns.
 NUMBER = ",~r"
 """Format of an axis: ``0.05``, ``20``, ``1,000``; never an SI prefix such as ``500m``, which looks like a unit."""
 
+_TEXT: Spec = {
+    "titleColor": MUTE,
+    "labelFontSize": MEASURED_PX,
+    "titleFontSize": MEASURED_PX,
+    "titleFontWeight": "normal",
+}
 _CONFIG: Spec = {
     "background": None,
     "font": FONT,
     "view": {"stroke": None},
-    "axis": {
-        "labelColor": MUTE,
-        "titleColor": MUTE,
-        "gridColor": GRID,
-        "domainColor": GRID,
-        "tickColor": GRID,
-        "labelFontSize": MEASURED_PX,
-        "titleFontSize": MEASURED_PX,
-        "titleFontWeight": "normal",
-    },
-    "legend": {
-        "labelColor": INK,
-        "titleColor": MUTE,
-        "orient": "top",
-        "labelFontSize": MEASURED_PX,
-        "titleFontSize": MEASURED_PX,
-        "titleFontWeight": "normal",
-        "columns": 3,
-        "labelLimit": 0,
-        "symbolStrokeWidth": 0,
-    },
+    "axis": {**_TEXT, "labelColor": MUTE, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID},
+    "legend": {**_TEXT, "labelColor": INK, "orient": "top", "columns": 3, "labelLimit": 0, "symbolStrokeWidth": 0},
     "title": {"color": DOUBT, "fontSize": MEASURED_PX, "fontWeight": "normal", "anchor": "start"},
     "mark": {"tooltip": None},
     "range": {"category": list(PALETTE)},

@@ -10,16 +10,13 @@ from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts.look import Spec, frame
 
 Rows = Sequence[Mapping[str, Any]]
-WIDTH = 205
-"""Pixels of the axis; with its labels a chart fits a phone of 400 pixels without smaller text."""
+WIDTH = 205  # Pixels of the axis; with its labels a chart fits a phone of 400 pixels without smaller text.
 _STEP: Spec = {"step": 18}
 _POINT: Spec = {"type": "point", "filled": True, "size": 50, "opacity": 1}
-_CHARACTER_PX = 6.2
-"""Width of a digit at 11 pixels."""
+_CHARACTER_PX = 6.2  # Width of a digit at 11 pixels.
 _NARROWEST, _WIDEST, _FULL_WIDTH = 54, 110, 1050
 """Pixels of a column of a heat map at least and at most, and of all columns on a page of 1280 pixels."""
-_LEAST_REACH = 1.0
-"""Intervals up to this relative change are drawn whole."""
+_LEAST_REACH = 1.0  # Intervals up to this relative change are drawn whole.
 
 
 def _lines(values: Rows | None, encoding: Spec, **mark: Any) -> Spec:
@@ -64,7 +61,7 @@ def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
     room = (max(ends) - min(ends)) * 0.05 or 0.01
     scale = {"domain": [min(ends) - room, max(ends) + room], "nice": False}
     axis = {"title": title, "format": "+~p", "tickCount": 4}
-    place = {"y": look.rows_axis(order), "color": _tone("range", [look.BAD, look.GOOD, look.MUTE])}
+    place = {"y": look.rows_axis(order), "color": _tone([look.BAD, look.GOOD, look.MUTE])}
 
     def x(field: str) -> Spec:
         return {"field": field, "type": "quantitative", "axis": axis, "scale": scale}
@@ -72,14 +69,14 @@ def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
     layers = [_lines([{"zero": 0.0}], {"x": {"field": "zero", "type": "quantitative"}}, type="rule", color=look.MUTE)]
     if intervals := [row for row in values if row.get("low") is not None]:
         layers.append(_lines(intervals, {**place, "x": x("low"), "x2": {"field": "high"}}, type="rule", clip=True))
-    shape = _tone("range", ["triangle-right", "triangle-left", "circle"])
+    shape = _tone(["triangle-right", "triangle-left", "circle"])
     points = {**place, "x": x("at"), "shape": shape, "description": {"field": "tip"}}
     layers.append({"data": {"values": list(values)}, "mark": _POINT, "encoding": points})
     return frame(width=WIDTH, height=_STEP, layer=layers)
 
 
-def _tone(name: str, values: Sequence[str]) -> Spec:
-    scale = {"domain": ["bad", "good", "plain"], name: values}
+def _tone(values: Sequence[str]) -> Spec:
+    scale = {"domain": ["bad", "good", "plain"], "range": values}
     return {"field": "tone", "type": "nominal", "legend": None, "scale": scale}
 
 

@@ -13,7 +13,7 @@ from perfsuite.record.describe import describe, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.checklist import answers, facts_of
-from perfsuite.reports.document import OPEN_ROWS, Block, CaseRow, CaseTable, Grid, Section, Table, Words, grid
+from perfsuite.reports.document import OPEN_ROWS, Block, CaseRow, CaseTable, Grid, Section, Table, Words, grid, grouped
 from perfsuite.reports.ids import anchor_of, named
 from perfsuite.reports.material import Material, named_run, recordings
 from perfsuite.reports.page.sections.verdict import commit_of
@@ -23,8 +23,7 @@ from perfsuite.reports.terminal import case_facts, case_metrics
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
 """Maximum bytes of rows and of details on a page of 5 MB; failed and slow cases get their details first."""
 _STRIP_PX = 240
-_LOOKED_INTO = 2000
-"""With more cases, only those with details show their rank spread and disturbed samples."""
+_LOOKED_INTO = 2000  # With more cases, only those with details show their rank spread and disturbed samples.
 _KEY = (
     ("busbw_gb_per_s", 1e9, "B/s bus"),
     ("tflops", 1e12, "FLOPS"),
@@ -76,11 +75,8 @@ def section(material: Material) -> Section | None:
 
 
 def _needs_reader(case: Result, material: Material) -> bool:
-    """Return whether a case was not measured, or has another verdict than pass."""
     verdict = material.verdicts.get(case.case)
-    return case.outcome != "measured" or (
-        verdict is not None and verdict.name not in ("pass", "no-baseline", "learning")
-    )
+    return case.outcome != "measured" or bool(verdict and verdict.name not in ("pass", "no-baseline", "learning"))
 
 
 def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
@@ -149,8 +145,7 @@ def _details(case: Result, material: Material) -> Iterator[tuple[str, str]]:
             yield "median of each rank", listed(ranks, 16)
 
 
-_LONGEST = 240
-"""Maximum characters of a reason."""
+_LONGEST = 240  # Maximum characters of a reason.
 
 
 def environment(material: Material) -> Section | None:
@@ -180,7 +175,6 @@ def _run_facts(material: Material) -> Grid:
 
 
 def _facts_of(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each fact; a text may be empty."""
     revision = run.revision
     yield "hardware", run.hardware
     yield "torch", run.torch
@@ -196,9 +190,7 @@ def _facts_of(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _reasons(missing: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield a row per reason: failures first, then the most frequent."""
-    cases: dict[str, list[str]] = {}
-    for node, why in missing.items():
-        cases.setdefault(visible(without_paths(why), _LONGEST), []).append(node)
+    cases = grouped((visible(without_paths(why), _LONGEST), node) for node, why in missing.items())
     for why, nodes in sorted(cases.items(), key=lambda pair: (pair[0].startswith("skipped"), -len(pair[1]))):
         yield why, str(len(nodes)), named(nodes)
 

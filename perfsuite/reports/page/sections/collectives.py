@@ -17,10 +17,8 @@ from perfsuite.reports.page.charts.rows import bandwidth
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
 from perfsuite.reports.terminal import CollectiveFit, fit_collectives, fits_grid
 
-_MOST_DRAWN = 16
-"""Maximum ranks of a matrix that is drawn; a larger one is only a table."""
-MOST_MATRICES = 12
-"""Maximum matrices; those with slow links come first."""
+_MOST_DRAWN = 16  # Maximum ranks of a matrix that is drawn; a larger one is only a table.
+MOST_MATRICES = 12  # Maximum matrices; those with slow links come first.
 
 
 def pair_blocks(results: Sequence[Result]) -> list[Block]:
@@ -42,25 +40,17 @@ def pair_blocks(results: Sequence[Result]) -> list[Block]:
 
 
 def _drawn(matrix: PairMatrix) -> Any:
-    """Return a square per pair, darker where the pair is slower."""
-    values = [
-        {
-            "first": matrix.names[first],
-            "second": matrix.names[second],
-            "value": time_s,
-            "text": matrix.figure(time_s),
-            "tip": f"{matrix.names[first]} to {matrix.names[second]} ({matrix.links[first, second]}): "
-            f"{matrix.figure(time_s)} {'us' if matrix.as_time else 'GB/s'}",
-        }
-        for (first, second), time_s in matrix.times_s.items()
-    ]
+    values = []
+    for pair, time_s in matrix.times_s.items():
+        text, (first, second) = matrix.figure(time_s), (matrix.names[rank] for rank in pair)
+        tip = f"{first} to {second} ({matrix.links[pair]}): {text} {'us' if matrix.as_time else 'GB/s'}"
+        values.append({"first": first, "second": second, "value": time_s, "text": text, "tip": tip})
     return rows.matrix(values, list(matrix.names), list(matrix.names), ("from", "to"))
 
 
 MOST_CHARTS = 6
 _MOST_POINTS = 120
-_MOST_RANKS = 6
-"""Maximum numbers of ranks in a chart, evenly spread."""
+_MOST_RANKS = 6  # Maximum numbers of ranks in a chart, evenly spread.
 
 
 def section(material: Material) -> Section | None:
@@ -106,17 +96,12 @@ def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[Colle
     drawn = counts if len(counts) <= _MOST_RANKS else counts[:: -(-len(counts) // _MOST_RANKS)]
     unit, times = readable_rate([case.values["busbw_gb_per_s"] for case in members], "GB/s")
     calm, disturbed = drawable(members)
-    points = [
-        {
-            "bytes": message_bytes(case),
-            "bus": case.values["busbw_gb_per_s"] * times,
-            "ranks": str(case.world_size),
-            "tip": f"{size(message_bytes(case))} on {case.world_size} ranks: "
-            f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {format_seconds(case.median_s, 3)}",
-        }
-        for case in spread_out(calm, _MOST_POINTS)
-        if case.world_size in drawn and case.values["busbw_gb_per_s"] > 0
-    ]
+    points = []
+    for case in spread_out(calm, _MOST_POINTS):
+        count, bus, ranks = message_bytes(case), case.values["busbw_gb_per_s"], case.world_size
+        if ranks in drawn and bus > 0:
+            tip = f"{size(count)} on {ranks} ranks: {scaled(bus * 1e9, 'B/s')} bus, {format_seconds(case.median_s, 3)}"
+            points.append({"bytes": count, "bus": bus * times, "ranks": str(ranks), "tip": tip})
     title = f"{name} {kind}".strip()
     grid = _points(members, "", disturbed, one=True)
     if not points:

@@ -32,10 +32,8 @@ from perfsuite.reports.page.sections.training import short
 from perfsuite.statistics.robust import median
 
 _MOST_DEVICES = 16
-_MOST_POINTS = 120
-"""Maximum points of a roofline."""
-_OUT = {"int8": 4}
-"""Bytes of an element of the product, for dtypes where they differ from those of the factors."""
+_MOST_POINTS = 120  # Maximum points of a roofline.
+_OUT = {"int8": 4}  # Bytes of an element of the product, for dtypes where they differ from those of the factors.
 
 
 def section(material: Material) -> Section | None:
@@ -53,22 +51,17 @@ def section(material: Material) -> Section | None:
 
 
 def _roofline(products: Sequence[Result], streams: Sequence[Result], material: Material) -> Chart | None:
-    """Return a chart of the products with known factors, and a table of all products."""
     if not products:
         return None
     calm, disturbed = drawable(products)
     shaped = [(case, figure) for case in calm if (figure := _intensity(case)) is not None]
     drawn = spread_out(shaped, _MOST_POINTS)
     unit, per_tflops = readable_rate([case.values["tflops"] for case, _ in drawn], "TFLOPS")
-    points: list[dict[str, Any]] = [
-        {
-            "intensity": intensity,
-            "rate": case.values["tflops"] * per_tflops,
-            "dtype": str(case.parameters.get("dtype")),
-            "tip": f"{words_of(case.case)}: {_rate(case)} {share_of_peak(case.metric('tflops'), case)}".strip(),
-        }
-        for case, intensity in drawn
-    ]
+    points: list[dict[str, Any]] = []
+    for case, intensity in drawn:
+        rate, dtype = case.values["tflops"] * per_tflops, str(case.parameters.get("dtype"))
+        tip = f"{words_of(case.case)}: {_rate(case)} {share_of_peak(case.metric('tflops'), case)}".strip()
+        points.append({"intensity": intensity, "rate": rate, "dtype": dtype, "tip": tip})
     columns: dict[str, Callable[[Result], str]] = {
         "case": lambda case: case.name,
         "dtype": lambda case: str(case.parameters.get("dtype", "")),

@@ -17,10 +17,8 @@ from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.charts.rows import heat_map
 from perfsuite.statistics.robust import median
 
-MOST_NODES = 100
-"""Maximum nodes of a map and of a table: nodes that do not pass come first."""
-MOST_DEVICES = 12
-"""Maximum nodes whose devices are drawn."""
+MOST_NODES = 100  # Maximum nodes of a map and of a table: nodes that do not pass come first.
+MOST_DEVICES = 12  # Maximum nodes whose devices are drawn.
 _CAPTION = (
     "difference from the median of the population; red: slower, blue: faster, full colour at 20 %; "
     "grey: absent or not measured"
@@ -93,7 +91,6 @@ def _text(away: float | None) -> str:
 
 
 def _device_maps(standings: Standings) -> Iterator[Chart]:
-    """Yield a heat map for each node with a slow device: its devices by quantity."""
     slow = [node.node for node in standings.nodes.values() if any(found.member[1] for _, found in node.slow)]
     for node in slow[:MOST_DEVICES]:
         cells = {
@@ -116,7 +113,6 @@ def _pairs(fleet: Fleet) -> Iterator[Block]:
 
 
 def _cut(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], noun: str, title: str = "") -> Grid:
-    """Return a table of at most MOST_NODES rows, with a note about the others."""
     left = len(rows) - MOST_NODES
     notes = (f"{plural(left, noun)} left out",) if left > 0 else ()
     return Grid(title=title, columns=columns, rows=tuple(rows[:MOST_NODES]), notes=notes)
@@ -154,18 +150,9 @@ def _rows_used(fleet: Fleet) -> Table | None:
         for entry in runs[0].expected:
             if entry.rows:
                 entries.setdefault(f"{entry.case} {entry.metric.name}", entry)
-    rows = [
-        (
-            f"{entry.question} {entry.size}",
-            row.kind,
-            significant(row.low) if row.low == row.highest else f"{significant(row.low)} to {significant(row.highest)}",
-            row.unit,
-            row.date,
-            row.software,
-            row.source,
-        )
-        for entry in entries.values()
-        for row in entry.rows
-    ]
+    rows = []
+    for question, row in ((f"{entry.question} {entry.size}", row) for entry in entries.values() for row in entry.rows):
+        figure = " to ".join(dict.fromkeys(map(significant, (row.low, row.highest))))
+        rows.append((question, row.kind, figure, row.unit, row.date, row.software, row.source))
     columns = ("question", "kind", "figure", "unit", "date", "software", "source")
     return Table(grid=grid(columns, rows)) if rows else None

@@ -14,14 +14,13 @@ from perfsuite.history.describe import steps_between, where
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.reports.beside_others import OverTime, history_grids
-from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid
+from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid, grouped
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts.look import time_unit
 from perfsuite.reports.page.charts.rows import over_sessions
 
-BESIDE_RUNS = 6
-"""Maximum charts of a history on the page of a run."""
+BESIDE_RUNS = 6  # Maximum charts of a history on the page of a run.
 CAPTION = (
     "points: sessions, without the common shift of all cases; lines: levels; dashed: a level changed, with the commit; "
     "grey: a gradual change; triangles: the environment changed"
@@ -35,9 +34,7 @@ def section(material: Material) -> Section | None:
 
 def history_section(over_time: OverTime, most: int) -> Section:
     """Return the section of a history with at most ``most`` charts, the newest changes first."""
-    by_case: dict[str, list[HistoryChange]] = {}
-    for change in over_time.findings.changes:
-        by_case.setdefault(change.case, []).append(change)
+    by_case = grouped((change.case, change) for change in over_time.findings.changes)
     charts = [
         _chart(over_time.findings, case, changes[::-1], caption="" if index else CAPTION)
         for index, (case, changes) in enumerate(itertools.islice(by_case.items(), most))
@@ -62,11 +59,9 @@ def _sentence(by_case: Mapping[str, Sequence[HistoryChange]], charts: int) -> st
 class _Series:
     """One case over the sessions that measured it, oldest first."""
 
-    rows: Sequence[int]
-    """Indices among the ordered sessions."""
+    rows: Sequence[int]  # Indices among the ordered sessions.
     values: Sequence[float]
-    commits: Sequence[str]
-    """Short hashes; the day of a session without a commit."""
+    commits: Sequence[str]  # Short hashes; the day of a session without a commit.
     unit: str
 
     def place(self, row: int) -> int:
@@ -107,16 +102,11 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
         {"begin": low - 0.5, "end": high - 0.5, "value": statistics.geometric_mean(series.values[low:high])}
         for low, high in itertools.pairwise(ends)
     ]
-    marks = [
-        {
-            "begin": series.place(change.at) - 0.5,
-            "at": series.place(change.until) - 0.5,
-            "tone": "bad" if change.ratio.value > 1 else "good",
-            "label": f"{_commits(series, change)} {change.ratio.percent}",
-            "tip": _tip(findings, change),
-        }
-        for change in changes
-    ]
+    marks = []
+    for change in changes:
+        begin, at = (series.place(row) - 0.5 for row in (change.at, change.until))
+        label, tone = f"{_commits(series, change)} {change.ratio.percent}", "bad" if change.ratio.value > 1 else "good"
+        marks.append({"begin": begin, "at": at, "tone": tone, "label": label, "tip": _tip(findings, change)})
     environment = [
         {"at": series.place(at) - 0.5, "tip": f"environment: {'; '.join(phrases)}"}
         for at, phrases in findings.environment
@@ -131,7 +121,6 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
 
 
 def _commits(series: _Series, change: HistoryChange) -> str:
-    """Return the commit of a step, or the first and the last commit of a drift."""
     ends = sorted({series.place(change.at), series.place(change.until)})
     return "..".join(series.commits[at][:7] for at in ends)
 
@@ -143,11 +132,9 @@ def _tip(findings: Findings, change: HistoryChange) -> str:
 
 def _grid(findings: Findings, series: _Series, changes: Sequence[HistoryChange]) -> Grid:
     """Return a row per session, the newest first, with its changes."""
-    notes: dict[int, list[str]] = {}
-    for change in changes:
-        notes.setdefault(series.place(change.until), []).append(_tip(findings, change))
-    for at, phrases in findings.environment:
-        notes.setdefault(series.place(at), []).append("environment: " + "; ".join(phrases))
+    tips = ((series.place(change.until), _tip(findings, change)) for change in changes)
+    others = ((series.place(at), "environment: " + "; ".join(phrases)) for at, phrases in findings.environment)
+    notes = grouped((*tips, *others))
     cells = [
         (findings.ordered.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(notes.get(index, ())))
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))

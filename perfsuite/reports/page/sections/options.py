@@ -20,8 +20,7 @@ _BASES = frozenset(
     ("none", "default", "whole", "on-device", "no-overlap", "off", "eager", "math", "workers0", "single")
 )
 """Words in the id of a case without any option."""
-_FOLLOWS = frozenset(("mesh", "builds"))
-"""Parameters that do not count as an option."""
+_FOLLOWS = frozenset(("mesh", "builds"))  # Parameters that do not count as an option.
 
 
 _Effect = tuple[Result, Result, CaseChange]

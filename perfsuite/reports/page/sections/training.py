@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.text import bare_name
 from perfsuite.base.units import GIB, count, format_seconds, plural, readable_unit, significant, size
-from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
+from perfsuite.metrics.pipeline import impossible_bubble
 from perfsuite.record.result import Result
 from perfsuite.reports.document import (
     MOST_BARS,
@@ -39,8 +39,7 @@ from perfsuite.reports.tables.recording import gathered
 from perfsuite.reports.tables.report import STYLES
 from perfsuite.reports.timelines.picture import timeline_svg
 
-MOST_MODELS = 2
-"""Maximum charts of time, and of memory: one for each of the models with the most cases."""
+MOST_MODELS = 2  # Maximum charts of time, and of memory: one for each of the models with the most cases.
 
 
 class _Parts(NamedTuple):
@@ -48,12 +47,9 @@ class _Parts(NamedTuple):
 
     title: str
     names: tuple[str, ...]
-    end: str
-    """Suffix of the metrics."""
-    in_unit: float
-    """Seconds or bytes of one unit of the metrics."""
-    unit: str
-    """s or B."""
+    end: str  # Suffix of the metrics.
+    in_unit: float  # Seconds or bytes of one unit of the metrics.
+    unit: str  # s or B.
 
     def amount(self, case: Result, name: str) -> float | None:
         """Return the seconds or bytes of a part; None for an unknown part."""
@@ -105,17 +101,13 @@ def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
     labelled = labels([short(case) for case in drawn])
     whole = [sum(max(0.0, parts.amount(case, name) or 0.0) for name in parts.names) for case in drawn]
     unit, in_unit = time_unit(max(whole, default=1.0)) if parts.unit == "s" else readable_unit(whole)
-    values = [
-        {
-            "row": row,
-            "part": name,
-            "place": place,
-            "value": max(0.0, parts.amount(case, name) or 0.0) / in_unit,
-            "tip": f"{case.name}: {name} {parts.text(parts.amount(case, name)) or 'unknown'}",
-        }
-        for row, case in zip(labelled, drawn, strict=True)
-        for place, name in enumerate(parts.names)
-    ]
+    values = []
+    for row, case in zip(labelled, drawn, strict=True):
+        for place, name in enumerate(parts.names):
+            amount = parts.amount(case, name)
+            tip = f"{case.name}: {name} {parts.text(amount) or 'unknown'}"
+            value = max(0.0, amount or 0.0) / in_unit
+            values.append({"row": row, "part": name, "place": place, "value": value, "tip": tip})
     mark = marked if parts.unit == "s" else lambda _, text: text
     cells = [
         (case.name, *(mark(case, parts.text(parts.amount(case, name))) for name in parts.names))
@@ -219,12 +211,8 @@ def _published(material: Material) -> list[Grid]:
     return lines
 
 
-# -- scaling -----------------------------------------------------------------------------------------------------------
-
-MOST_SERIES = 6
-"""Maximum lines of a chart: the series with the most numbers of ranks."""
-_MOST_COMPUTED = 30
-"""Maximum series of the table."""
+MOST_SERIES = 6  # Maximum lines of a chart: the series with the most numbers of ranks.
+_MOST_COMPUTED = 30  # Maximum series of the table.
 
 
 def scaling(material: Material) -> Section | None:
@@ -280,11 +268,9 @@ _BUBBLES = (
     ("same durations, simulated", "simulated_bubble_ratio"),
     ("measured", "bubble_ratio"),
 )
-_STEP_PX = 860
-"""Width of a step on a page of 1280 pixels."""
+_STEP_PX = 860  # Width of a step on a page of 1280 pixels.
 MOST_TIMELINES = 24
-MOST_BYTES = 700_000
-"""Maximum size of all timelines; the page has 5 MB for them and 10,000 cases."""
+MOST_BYTES = 700_000  # Maximum size of all timelines; the page has 5 MB for them and 10,000 cases.
 
 
 def pipelines(material: Material) -> Section | None:
@@ -298,27 +284,18 @@ def pipelines(material: Material) -> Section | None:
     drawings, rest = _timelines(cases)
     blocks: list[Block] = [Charts(charts=_bubbles(cases)), *drawings]
     if rest:
-        text = f"{plural(rest, 'more timeline')}: perfsuite trace JOURNAL --out DIR draws all"
-        blocks.append(Words(text=text))
+        blocks.append(Words(text=f"{plural(rest, 'more timeline')}: perfsuite trace JOURNAL --out DIR draws all"))
     return Section(key="pipelines", title="Pipelines", blocks=blocks)
 
 
 def _bubbles(cases: Sequence[Result]) -> list[Chart]:
-    """Return at most two charts, the worst bubbles in the first."""
-    table = grid(
-        ("case", *(name for name, _ in _BUBBLES), "remark"),
-        [
-            (
-                case.name,
-                *(_percent(case, key) for _, key in _BUBBLES),
-                "smaller than simulated with the same durations: a measurement error"
-                if case.values["bubble_ratio"] < case.values.get("simulated_bubble_ratio", 0.0) - SIMULATION_TOLERANCE
-                else "",
-            )
-            for case in cases
-        ],
-        ("bubble_ratio: idle share of all ranks' time",),
-    )
+    cells = []
+    for case in cases:
+        is_wrong = impossible_bubble(case.values["bubble_ratio"], case.values.get("simulated_bubble_ratio", 0.0))
+        remark = "smaller than simulated with the same durations: a measurement error" if is_wrong else ""
+        cells.append((case.name, *(_percent(case, key) for _, key in _BUBBLES), remark))
+    columns = ("case", *(name for name, _ in _BUBBLES), "remark")
+    table = grid(columns, cells, ("bubble_ratio: idle share of all ranks' time",))
     drawn = cases[: 2 * MOST_BARS]
     caption = left_out(len(drawn), len(cases))
     charts = [Chart(title="Bubbles, worst first", spec=_spec(drawn[:MOST_BARS]), grid=table, caption=caption)]

@@ -43,12 +43,10 @@ from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.questions import slow_lines
 from perfsuite.reports.screen import accepted, case_counts, outcomes
 
-_MOST_NOTABLE, _MOST_CHANGES = 20, 3
-"""Maximum findings, and those of them that the table of changes repeats."""
+_MOST_NOTABLE, _MOST_CHANGES = 20, 3  # Maximum findings, and those of them that the table of changes repeats.
 _CHANGES = ("regressed", "drifted", "improved")
 _GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
-_COMMANDS = ("perfsuite ", "cd ", "--perf-")
-"""Beginnings of the commands and options in the phrases of a verdict."""
+_COMMANDS = ("perfsuite ", "cd ", "--perf-")  # Beginnings of the commands and options in the phrases of a verdict.
 
 
 def section(material: Material) -> Section:
@@ -194,7 +192,6 @@ def sentence(material: Material) -> tuple[str, bool]:
 
 
 def _differences(material: Material) -> Grid | None:
-    """Return the keys of the environments that differ between the runs."""
     all_runs = [one for one in (*material.runs, material.base) if one is not None and one.run.environment]
     flat = [dict(_flat(one.run.environment)) for one in all_runs]
     if len(flat) < 2:
@@ -209,8 +206,7 @@ def _differences(material: Material) -> Grid | None:
     return grid(("key", *names), rows, title="Differences of the environments") if rows else None
 
 
-HIDDEN = ("hostname", "notes", "topology")
-"""Keys of an environment that are private or have a place of their own."""
+HIDDEN = ("hostname", "notes", "topology")  # Keys of an environment that are private or have a place of their own.
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -222,8 +218,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         else:
             yield f"{prefix}{name}", without_paths(str(value))
 
-
-# -- changes -----------------------------------------------------------------------------------------------------------
 
 _COMPARISON_CHARTS = 2
 
