@@ -65,15 +65,6 @@ class Decoder(GroupedModel):
                         f"{name}={value!r} of model {self.name} is not valid; choose a whole number from {least} "
                         f"to {most}"
                     )
-        self._require_heads()
-        self._require_experts()
-        if self.context and self.sequence_length > self.context:
-            raise InvalidParameter(
-                f"sequence_length={self.sequence_length} of model {self.name} exceeds its {self.context} learned "
-                f"positions; choose 1 to {self.context}"
-            )
-
-    def _require_heads(self) -> None:
         self._require_kv_heads()
         if not self.head_width and self.width % self.heads:
             raise InvalidParameter(
@@ -85,8 +76,6 @@ class Decoder(GroupedModel):
                 f"latent attention of model {self.name} needs value_width, and a rope_width below head_width; it has "
                 f"value_width={self.value_width}, rope_width={self.rope_width}, head_width={self.head_width}"
             )
-
-    def _require_experts(self) -> None:
         if self.experts and not (1 <= self.top_k <= self.experts and self.expert_hidden):
             raise InvalidParameter(
                 f"experts={self.experts} of model {self.name} need expert_hidden and a top_k from 1 to {self.experts}; "
@@ -96,6 +85,11 @@ class Decoder(GroupedModel):
             raise InvalidParameter(
                 f"dense_layers={self.dense_layers} of model {self.name} leaves no layer with experts; choose fewer "
                 f"than layers={self.layers}"
+            )
+        if self.context and self.sequence_length > self.context:
+            raise InvalidParameter(
+                f"sequence_length={self.sequence_length} of model {self.name} exceeds its {self.context} learned "
+                f"positions; choose 1 to {self.context}"
             )
 
     @property

@@ -31,8 +31,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D): each row of the batch attends to itself."""
-        result: torch.Tensor = self.project(attend(self.core, *self.qkv(x).chunk(3, dim=-1), heads=self.heads))
-        return result
+        return self.project(attend(self.core, *self.qkv(x).chunk(3, dim=-1), heads=self.heads))
 
 
 class CrossAttention(nn.Module):
@@ -49,8 +48,7 @@ class CrossAttention(nn.Module):
     def forward(self, x: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
         """Return (B, N, D)."""
         key, value = self.key_value(caption).chunk(2, dim=-1)
-        result: torch.Tensor = self.project(attend(self.core, self.query(x), key, value, heads=self.heads))
-        return result
+        return self.project(attend(self.core, self.query(x), key, value, heads=self.heads))
 
 
 def _mlp(first: int, hidden: int, last: int) -> nn.Sequential:
@@ -96,8 +94,7 @@ class LatteBlock(Block):
         signals = self.modulation(F.silu(level))[:, None].chunk(6, dim=-1)
         shift1, scale1, gate1, shift2, scale2, gate2 = signals
         x = x + gate1 * self.along(self.attention, _modulate(x, shift1, scale1), self.frames)
-        result: torch.Tensor = x + gate2 * self.mlp(_modulate(x, shift2, scale2))
-        return result
+        return x + gate2 * self.mlp(_modulate(x, shift2, scale2))
 
 
 class StditBlock(Block):
@@ -119,8 +116,7 @@ class StditBlock(Block):
         x = x + gate1 * _within_frames(self.attention, _modulate(x, shift1, scale1), self.frames)
         x = x + gate1 * _over_time(self.temporal, x, self.frames)
         x = x + self.cross(x, caption)
-        result: torch.Tensor = x + gate2 * self.mlp(_modulate(x, shift2, scale2))
-        return result
+        return x + gate2 * self.mlp(_modulate(x, shift2, scale2))
 
 
 class DitModule(TrainingModule):
@@ -176,8 +172,7 @@ class LatteModule(DitModule):
                 x = x + self.moments.repeat_interleave(self.config.patches, dim=1)
             x = block(x, level)
         shift, scale = self.modulation(F.silu(level))[:, None].chunk(2, dim=-1)
-        result: torch.Tensor = self.output(_modulate(x, shift, scale))
-        return result
+        return self.output(_modulate(x, shift, scale))
 
 
 class StditModule(DitModule):
@@ -208,8 +203,7 @@ class StditModule(DitModule):
         for block in self.blocks.children():
             x = block(x, signals, words)
         shift, scale = (self.table + level[:, None]).chunk(2, dim=1)
-        result: torch.Tensor = self.output(_modulate(x, shift, scale))
-        return result
+        return self.output(_modulate(x, shift, scale))
 
 
 def _to_patches(video: torch.Tensor) -> torch.Tensor:
@@ -265,8 +259,7 @@ class _TextLayer(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.type_as(q), scale=1.0)
         x = x + self.project(mixed.transpose(1, 2).flatten(2))
         normed = self.mlp_norm(x)
-        result: torch.Tensor = x + self.down(F.gelu(self.gate(normed), approximate="tanh") * self.up(normed))
-        return result
+        return x + self.down(F.gelu(self.gate(normed), approximate="tanh") * self.up(normed))
 
 
 class _Text(nn.Module):
@@ -284,8 +277,7 @@ class _Text(nn.Module):
         x = self.words(words)
         for layer in self.layers:
             x = layer(x, bias)
-        result: torch.Tensor = self.norm(x)
-        return result
+        return self.norm(x)
 
 
 def _distance_class(distance: torch.Tensor) -> torch.Tensor:
@@ -308,8 +300,7 @@ class _Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.conv1(F.silu(self.norm1(x)))
-        result: torch.Tensor = self.skip(x) + self.conv2(F.silu(self.norm2(y)))
-        return result
+        return self.skip(x) + self.conv2(F.silu(self.norm2(y)))
 
 
 class _Mixing(nn.Module):
@@ -333,8 +324,7 @@ class _Halve(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
-        return result
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
 
 
 class _Picture(nn.Module):

@@ -50,8 +50,10 @@ class FileFields:
 
     architecture: str  # Name in the field ``architectures``
     sizes: Mapping[str, str]  # Required sizes: field of the file -> field of the decoder
-    optional: Mapping[str, str]  # Optional sizes: field of the file -> field of the decoder
-    flags: Mapping[str, tuple[str, ...]]  # Field of the file -> fields of the decoder that it sets to true
+    optional: Mapping[str, str] = field(default_factory=dict)
+    """Optional sizes: field of the file -> field of the decoder."""
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Field of the file -> fields of the decoder that it sets to true."""
     defaults: tuple[str, ...] = ()  # Fields of the file that are true if they are absent
     always: Mapping[str, Any] = field(default_factory=dict)
     """Values of decoder fields in every model of the architecture."""
@@ -75,7 +77,6 @@ _DEEPSEEK = FileFields(
     architecture="DeepseekV3ForCausalLM",
     sizes=_LATENT,
     optional={"q_lora_rank": "query_rank"},
-    flags={},
     always={"router_biases": True},
     expected={**_EVERY_LAYER, "topk_method": "noaux_tc"},
     other_fields=(
@@ -86,7 +87,6 @@ _DEEPSEEK = FileFields(
 _GEMMA = FileFields(
     architecture="GemmaForCausalLM",
     sizes=_OWN_HEADS,
-    optional={},
     flags={"attention_bias": _BIASES},
     defaults=("tie_word_embeddings",),
 )
@@ -95,20 +95,18 @@ _GEMMA = FileFields(
 FAMILIES: Mapping[str, FileFields] = MappingProxyType(
     {
         "llama": _LLAMA,
-        "mistral": FileFields(architecture="MistralForCausalLM", sizes=_GROUPED, optional=_HEADS, flags={}),
+        "mistral": FileFields(architecture="MistralForCausalLM", sizes=_GROUPED, optional=_HEADS),
         "mixtral": FileFields(
             architecture="MixtralForCausalLM",
             sizes={**_GROUPED, "num_local_experts": "experts", "num_experts_per_tok": "top_k"},
             optional=_HEADS,
-            flags={},
         ),
         "qwen2": FileFields(
-            architecture="Qwen2ForCausalLM", sizes=_GROUPED, optional=_HEADS, flags={}, always={"input_biases": True}
+            architecture="Qwen2ForCausalLM", sizes=_GROUPED, optional=_HEADS, always={"input_biases": True}
         ),
         "qwen3": FileFields(
             architecture="Qwen3ForCausalLM",
             sizes=_OWN_HEADS,
-            optional={},
             flags={"attention_bias": _BIASES},
             always={"head_norms": True},
         ),
@@ -134,7 +132,6 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
         "gpt_neox": FileFields(
             architecture="GPTNeoXForCausalLM",
             sizes=_SIZES,
-            optional={},
             flags={"attention_bias": _BIASES},
             defaults=("attention_bias",),
             always={"gated": False, "layer_norms": True, "mlp_biases": True},
@@ -149,7 +146,6 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
                 "n_positions": "context",
             },
             optional={"n_inner": "hidden"},
-            flags={},
             defaults=("tie_word_embeddings",),
             always={"gated": False, "layer_norms": True, "input_biases": True, "output_bias": True, "mlp_biases": True},
         ),
@@ -172,7 +168,6 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
         "starcoder2": FileFields(
             architecture="Starcoder2ForCausalLM",
             sizes=_GROUPED,
-            optional={},
             flags=_ALL_BIASES,
             defaults=("use_bias", "tie_word_embeddings"),
             always={"gated": False, "layer_norms": True},

@@ -59,6 +59,11 @@ class LanguageModel(Model):
         return self.width // self.heads * self.key_heads
 
     @property
+    def forward_flops(self) -> float:
+        """Operations of the blocks and 2 S D V for the logits."""
+        return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.vocabulary
+
+    @property
     def split_widths(self) -> Mapping[str, int]:
         """Sizes, by name, that tensor parallelism divides in addition to heads and vocabulary."""
         return {}
@@ -115,11 +120,6 @@ class GroupedModel(LanguageModel):
     def vocabulary(self) -> int:
         """V."""
         return self.words
-
-    @property
-    def forward_flops(self) -> float:
-        """Operations of the blocks and 2 S D V for the logits."""
-        return self.block_flops + 2.0 * self.sequence_length * self.width * self.words
 
     def _require_kv_heads(self) -> None:
         if self.heads % self.kv_heads:
@@ -216,11 +216,6 @@ class Gpt(LanguageModel):
         """24 S D^2 for the projections and 4 S^2 D for attention, in each block."""
         tokens = self.tokens_per_sample
         return self.layers * (24.0 * tokens * self.width**2 + 4.0 * tokens**2 * self.width)
-
-    @property
-    def forward_flops(self) -> float:
-        """Operations of the blocks and 2 S D V for the logits."""
-        return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.vocabulary
 
     def twin(self, shape: MeshShape | None = None) -> Gpt:
         """Return two blocks with heads of 12 features."""

@@ -136,11 +136,6 @@ class Moe(Llama):
             raise InvalidParameter(
                 f"balance_weight={self.balance_weight!r} of model {self.name} is below 0; choose 0 or more"
             )
-        self._require_groups()
-        if self.skew is not None:
-            hot_tokens(self.name, self.sequence_length, self.experts, self.top_k, self.skew)
-
-    def _require_groups(self) -> None:
         tokens, group = self.sequence_length, self.group_tokens
         if not isinstance(group, int) or group < 0 or (group and tokens % group):
             near = sorted(divisors(tokens, group)[:4]) if isinstance(group, int) else sorted(divisors(tokens, 0))
@@ -148,6 +143,8 @@ class Moe(Llama):
                 f"group_tokens={group!r} does not divide sequence_length={tokens} of model {self.name}; "
                 f"choose {', '.join(map(str, near))}, or 0 for the whole sample"
             )
+        if self.skew is not None:
+            hot_tokens(self.name, self.sequence_length, self.experts, self.top_k, self.skew)
 
     @property
     def routing(self) -> Routing:

@@ -170,37 +170,6 @@ ENCODERS: Mapping[str, Encoders] = MappingProxyType(
 """Encoders by name: of Open-Sora, of Latte, and small ones for tests."""
 
 
-def find_encoders(name: str, model: Model) -> Encoders | None:
-    """Return the encoders of this name, None for ``none``; raises InvalidParameter if ``model`` cannot have them."""
-    if name == "none":
-        return None
-    if name not in ENCODERS:
-        raise InvalidParameter(f"encoders={name!r} are unknown; {did_you_mean(name, ('none', *ENCODERS))}")
-    encoders = ENCODERS[name]
-    if not isinstance(model, Dit):
-        raise InvalidParameter(
-            f"encoders={name!r} encode videos, and model {model.name} does not take videos; leave encoders out"
-        )
-    if model.channels != LATENT_CHANNELS:
-        raise InvalidParameter(
-            f"encoders={name!r} give latents of {LATENT_CHANNELS} channels, and model {model.name} has "
-            f"channels={model.channels}; make them equal"
-        )
-    if encoders.text is not None:
-        caption = getattr(model, "caption_width", None)
-        if caption is None:
-            raise InvalidParameter(
-                f"encoders={name!r} read captions, and model {model.name} has none; choose encoders without text, "
-                "such as sdvae"
-            )
-        if encoders.text.width != caption:
-            raise InvalidParameter(
-                f"encoders={name!r} give words of {encoders.text.width} features, and model {model.name} takes "
-                f"caption_width={caption}; make them equal"
-            )
-    return encoders
-
-
 _EMA_DTYPES = ("none", "fp32", "bf16", "fp16")
 
 
@@ -257,8 +226,35 @@ class Program:
             )
 
     def find_encoders(self, model: Model) -> Encoders | None:
-        """Return the frozen encoders before ``model``, or None."""
-        return find_encoders(self.encoders, model)
+        """Return the frozen encoders before ``model``, or None; raises InvalidParameter if it cannot have them."""
+        name = self.encoders
+        if name == "none":
+            return None
+        if name not in ENCODERS:
+            raise InvalidParameter(f"encoders={name!r} are unknown; {did_you_mean(name, ('none', *ENCODERS))}")
+        encoders = ENCODERS[name]
+        if not isinstance(model, Dit):
+            raise InvalidParameter(
+                f"encoders={name!r} encode videos, and model {model.name} does not take videos; leave encoders out"
+            )
+        if model.channels != LATENT_CHANNELS:
+            raise InvalidParameter(
+                f"encoders={name!r} give latents of {LATENT_CHANNELS} channels, and model {model.name} has "
+                f"channels={model.channels}; make them equal"
+            )
+        if encoders.text is not None:
+            caption = getattr(model, "caption_width", None)
+            if caption is None:
+                raise InvalidParameter(
+                    f"encoders={name!r} read captions, and model {model.name} has none; choose encoders without text, "
+                    "such as sdvae"
+                )
+            if encoders.text.width != caption:
+                raise InvalidParameter(
+                    f"encoders={name!r} give words of {encoders.text.width} features, and model {model.name} takes "
+                    f"caption_width={caption}; make them equal"
+                )
+        return encoders
 
     def inputs(self, model: Model) -> Sampled:
         """Return the owner of a data set's samples: the model, or its encoders' inputs."""

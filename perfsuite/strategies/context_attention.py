@@ -284,14 +284,12 @@ def _exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Exchange (P, ...): part p goes to rank p; the p-th part of the result came from there."""
     if dist.get_world_size(group) == 1:
         return x
-    exchanged: torch.Tensor = functional.all_to_all_single_autograd(x, None, None, group)
-    return exchanged
+    return functional.all_to_all_single_autograd(x, None, None, group)
 
 
 def _wait_along_cp(x: torch.Tensor) -> torch.Tensor:
     """Wait here and not in torch at the first use, so that reports name this place."""
-    arrived: torch.Tensor = functional.wait_tensor(x)  # type: ignore[no-untyped-call]  # torch does not type it
-    return arrived
+    return functional.wait_tensor(x)
 
 
 class _Attention(nn.Module):

@@ -57,8 +57,7 @@ class Dispatcher:
     def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
         """Return the rows of one all-to-all; its backward is the reverse one."""
         moved = functional.all_to_all_single_autograd(rows.contiguous(), received, sent, group)
-        arrived: torch.Tensor = functional.wait_tensor(moved)  # type: ignore[no-untyped-call] # torch does not type it
-        return arrived
+        return functional.wait_tensor(moved)
 
     def exchanging(self) -> AbstractContextManager[None]:
         """Return a context around the exchange of counts."""
@@ -106,10 +105,9 @@ class WatchedDispatcher(Dispatcher):
 
     def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
         """Return the rows of one all-to-all, with an edge before and after it."""
-        begun: torch.Tensor = _Edge.apply(rows, self._watch, True)  # type: ignore[no-untyped-call] # torch does not
+        begun: torch.Tensor = _Edge.apply(rows, self._watch, True)
         moved = super().move(begun, received, sent, group)
-        ended: torch.Tensor = _Edge.apply(moved, self._watch, False)  # type: ignore[no-untyped-call] # torch does not
-        return ended
+        return _Edge.apply(moved, self._watch, False)
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:

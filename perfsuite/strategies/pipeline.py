@@ -386,5 +386,4 @@ class SleepingStage(nn.Module):
 
     def sleep(self, x: torch.Tensor, *, forward_s: float) -> torch.Tensor:
         """Return ``x`` after ``forward_s`` seconds; the backward sleeps as long as an action."""
-        slept: torch.Tensor = _Sleep.apply(x, forward_s, self.action_s)  # type: ignore[no-untyped-call]
-        return slept
+        return _Sleep.apply(x, forward_s, self.action_s)

@@ -90,12 +90,12 @@ class Posted:
         return len({*self.splits[0], *self.splits[1]}) <= 1
 
 
-class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counting(TorchDispatchMode):
     """Counts collectives while it is entered; groups of one rank or of the backend ``fake`` send nothing."""
 
     def __init__(self, shape: MeshShape, rank: int, part: Callable[[], str] = lambda: OTHER) -> None:
         """``part`` returns the name of the part of the step that runs."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.posted: list[Posted] = []
         self._running = part
         self._axes = axes_by_ranks(shape, rank)
@@ -187,8 +187,7 @@ def _spreads_parameters() -> bool:
 def find_group(name: str) -> dist.ProcessGroup:
     """Return the process group that torch registered under this name."""
     registered: Any = dist.distributed_c10d
-    group: dist.ProcessGroup = registered._resolve_process_group(name)
-    return group
+    return registered._resolve_process_group(name)
 
 
 _INPUTS = ("input_tensor", "input_tensors", "input_list", "inputs", "input", "tensors", "tensor")

@@ -108,8 +108,7 @@ class Trainer:
 
     def loss_scale(self) -> float | torch.Tensor:
         """Return the loss scale in fp16, without waiting for the device; 1 in other dtypes."""
-        scale: torch.Tensor = self.scaler.scale(torch.ones((), device=self.rank.device))
-        return scale
+        return self.scaler.scale(torch.ones((), device=self.rank.device))
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Return the context of one micro-batch; only the last one of a step communicates gradients."""
@@ -199,8 +198,7 @@ class Trainer:
         """Return the state of this rank's optimizer, by parameter."""
         # ZeroRedundancyOptimizer wraps the optimizer with the state.
         optimizer = getattr(self.optimizer, "optim", self.optimizer)
-        states: Mapping[Any, Mapping[str, Any]] = optimizer.state
-        return states
+        return optimizer.state
 
     def copies(self) -> tuple[Copies, ...]:
         """Return the parameters that several ranks hold; empty if no parameter is held twice."""

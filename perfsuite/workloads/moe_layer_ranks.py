@@ -53,15 +53,13 @@ class _OwnLayer:
             self._layer.dispatch = WatchedDispatcher(rank.group("ep"), None, even=even, watch=watch)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self._layer(x)
-        return output
+        return self._layer(x)
 
     def router(self) -> torch.Tensor:
         return self._layer.router.weight
 
     def weight(self, name: str, index: int) -> torch.Tensor:
-        matrix: torch.Tensor = getattr(self._layer.experts, name)[index]
-        return matrix
+        return getattr(self._layer.experts, name)[index]
 
     def gradient(self, name: str, index: int) -> torch.Tensor | None:
         gradient = getattr(self._layer.experts, name).grad

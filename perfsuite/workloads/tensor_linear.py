@@ -197,8 +197,7 @@ class TensorLinearStep(Step):
                 sent = functional.reduce_scatter_tensor(tensor, "sum", dim, self._group)
             else:
                 sent = functional.all_reduce(tensor, "sum", self._group)
-            received: torch.Tensor = functional.wait_tensor(sent)  # type: ignore[no-untyped-call] # torch does not
-            return received
+            return functional.wait_tensor(sent)
 
     def check(self) -> None:
         """Check as :meth:`TensorLinear.check`."""

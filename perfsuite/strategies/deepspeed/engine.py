@@ -106,8 +106,7 @@ class ZeroTrainer(Trainer):
         narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.dtype)
         if narrow is not None:
             batch = {name: x.to(narrow) if x.is_floating_point() else x for name, x in batch.items()}
-        loss: torch.Tensor = self.unit(**batch)
-        return loss
+        return self.unit(**batch)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the engine's backward, which scales the loss."""

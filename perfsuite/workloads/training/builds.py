@@ -128,8 +128,7 @@ class _Mark(torch.autograd.Function):
 
 
 def _through(x: torch.Tensor, parts: Parts, name: str, begins: bool) -> torch.Tensor:
-    marked: torch.Tensor = _Mark.apply(x, parts, name, begins)  # type: ignore[no-untyped-call]
-    return marked
+    return _Mark.apply(x, parts, name, begins)
 
 
 def _arrived(x: torch.Tensor) -> torch.Tensor:
@@ -300,7 +299,7 @@ class _FlopsStep(Observed):
 def _of_this_rank() -> Any:
     """Return a mode that hides DTensor's global operators from the counter below, and leaves this rank's operators."""
 
-    class OfThisRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class OfThisRank(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # DTensor handles operators that no mode accepts, and calls back with operators of local tensors.
             return NotImplemented if any(issubclass(kind, DTensor) for kind in types) else func(*args, **(kwargs or {}))

@@ -13,7 +13,7 @@ from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
-from perfsuite.models.base import AttentionMethod, Checkpointing, Model, require_attention, require_checkpointing
+from perfsuite.models.base import AttentionMethod, Checkpointing, Model
 from perfsuite.models.program import Program
 from perfsuite.record.result import Work
 from perfsuite.record.step import Training
@@ -108,9 +108,8 @@ class TrainCase(Workload):
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        require_choices(self, dtype=_DTYPES)
-        require_checkpointing(self.checkpointing)
-        require_attention(self.attention)
+        kinds = {"checkpointing": get_args(Checkpointing), "attention": get_args(AttentionMethod)}
+        require_choices(self, dtype=_DTYPES, **kinds)
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise InvalidParameter(f"num_workers={self.num_workers!r} is not a count; choose 0 or more")
         batches = [name for name in ("micro_batch_size", "global_batch_size") if getattr(self, name) is not None]

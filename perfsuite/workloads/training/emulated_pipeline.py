@@ -124,7 +124,7 @@ class _EmulatedStep(Step):
         for stage in stages:
             x = stage(x)
         loss = F.mse_loss(x, self._targets)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        loss.backward()
         pairs = {
             f"gradient of stage {index}": (module.weight.grad, stages[index].weight.grad)
             for index, module in self.modules.items()

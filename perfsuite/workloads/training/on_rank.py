@@ -69,7 +69,7 @@ class _ProgramStep:
     def _encoded(self, batch: Batch) -> Batch:
         assert self._encoders is not None
         with self._rank.span("encoders"):
-            return self._encoders(batch)  # type: ignore[no-any-return] # a module's call has no type
+            return self._encoders(batch)
 
     def after_step(self, mean_loss: Callable[[], float]) -> None:
         """Run the actions after the optimizer's step; ``mean_loss`` is a collective."""
