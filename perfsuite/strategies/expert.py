@@ -97,11 +97,27 @@ def keep_own(module: nn.Module, rank: Rank) -> None:
 
 def connect(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -> None:
     """Connect the dispatch of rows; every rank has its part of the experts and their values."""
-    from perfsuite.models.moe_module import moe_layers
+    import torch
 
+    from perfsuite.models.moe_module import SampleSplit, moe_layers
+    from perfsuite.strategies.expert_dispatch import Dispatcher
+
+    shape, at = rank.shape, rank.shape.coordinates(rank.rank)
+    groups = {axis: rank.group(axis) for axis in ("ep", "cp", "tp") if shape.size(axis) > 1}
     for layer in moe_layers(module):
         _lay_out_over_tp(layer, rank)
-        _connect(layer, rank, places)
+        if groups.keys() & {"ep", "tp"}:
+            even = layer.routing.capacity is not None
+            layer.dispatch = Dispatcher(groups.get("ep"), groups.get("tp"), even=even)
+        if groups.keys() & {"cp", "tp"}:
+            length = layer.routing.sequence_length
+            held = torch.arange(length) if places is None else places.cpu()
+            layer.split = SampleSplit(
+                places=held.chunk(shape.size("tp"))[at.get("tp", 0)],
+                length=length,
+                add_up=functools.partial(_add_up, [groups[axis] for axis in ("cp", "tp") if axis in groups]),
+                averaged=shape.size("cp"),
+            )
 
 
 def expert_modules(module: nn.Module) -> Iterator[Experts]:
@@ -132,28 +148,6 @@ def _lay_out_over_tp(layer: MoeMlp, rank: Rank) -> None:
     for name, dim in EXPERT_FEATURES.items():
         part = getattr(layer.experts, name).detach()
         setattr(layer.experts, name, nn.Parameter(DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)))
-
-
-def _connect(layer: MoeMlp, rank: Rank, places: torch.Tensor | None) -> None:
-    import torch
-
-    from perfsuite.models.moe_module import SampleSplit
-    from perfsuite.strategies.expert_dispatch import Dispatcher
-
-    shape, at = rank.shape, rank.shape.coordinates(rank.rank)
-    groups = {axis: rank.group(axis) for axis in ("ep", "cp", "tp") if shape.size(axis) > 1}
-    if groups.keys() & {"ep", "tp"}:
-        even = layer.routing.capacity is not None
-        layer.dispatch = Dispatcher(groups.get("ep"), groups.get("tp"), even=even)
-    if groups.keys() & {"cp", "tp"}:
-        length = layer.routing.sequence_length
-        held = torch.arange(length) if places is None else places.cpu()
-        layer.split = SampleSplit(
-            places=held.chunk(shape.size("tp"))[at.get("tp", 0)],
-            length=length,
-            add_up=functools.partial(_add_up, [groups[axis] for axis in ("cp", "tp") if axis in groups]),
-            averaged=shape.size("cp"),
-        )
 
 
 def _add_up(groups: Sequence[dist.ProcessGroup], values: torch.Tensor) -> None:

@@ -111,16 +111,14 @@ class HybridSizes:
 
     def split(self, unit: Shapes) -> Shapes:
         """Return this rank's parts of ``unit`` along tp."""
-        return {name: self.part_of(name, shape) for name, shape in unit.items()}
-
-    def part_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of this rank's part of a parameter along tp."""
-        kind = self.kind(name)
-        if kind == "row":
-            return (shape[0], shape[1] // self.tp) if len(shape) > 1 else shape
-        if kind in ("column", "words", "tied", "positions", "head"):
-            return (shape[0] // self.tp, *shape[1:])
-        return shape
+        parts = dict(unit)
+        for name, (first, *rest) in unit.items():
+            kind = self.kind(name)
+            if kind == "row" and rest:
+                parts[name] = first, rest[0] // self.tp
+            elif kind in ("column", "words", "tied", "positions", "head"):
+                parts[name] = first // self.tp, *rest
+        return parts
 
     def experts(self) -> Shapes:
         """Return the shapes of this rank's experts (E, ., .) of a layer: some of them, some of their features."""

@@ -22,7 +22,7 @@ from perfsuite.models.moe_module import MoeMlp, imposed, within_capacity
 from perfsuite.record.workload import Rank, Step
 from perfsuite.strategies import expert
 from perfsuite.strategies.base import parity_tolerance
-from perfsuite.strategies.expert_dispatch import WatchedDispatcher
+from perfsuite.strategies.expert_dispatch import Dispatcher
 
 if TYPE_CHECKING:
     from perfsuite.strategies.deepspeed.peers import DeepSpeedLayer
@@ -50,7 +50,7 @@ class _OwnLayer:
         self._layer = layer.to_empty(device=rank.device).to(dtype)
         if rank.shape.size("ep") > 1:
             even = routing.capacity is not None
-            self._layer.dispatch = WatchedDispatcher(rank.group("ep"), None, even=even, watch=watch)
+            self._layer.dispatch = Dispatcher(rank.group("ep"), None, even=even, watch=watch)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._layer(x)

@@ -29,9 +29,9 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.writing import why_not_private
 from perfsuite.models.base import Plan
 from perfsuite.models.build import build
-from perfsuite.models.layers import TrainingModule, fill_parameter
+from perfsuite.models.layers import Block, TrainingModule, fill_parameter
 from perfsuite.record.workload import Rank
-from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
+from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module
 
 
 def build_engine(
@@ -77,7 +77,9 @@ def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> Training
         with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0):
             if rank.rank == 0:
                 fill_parameter(module, name, parameter, plan.seed)
-    use_reentrant_checkpoints(module)
+    for block in module.blocks.children():
+        assert isinstance(block, Block)
+        block.reentrant = True  # parameters change their shapes outside a module's forward
     return module
 
 
