@@ -21,8 +21,8 @@ from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import divisors
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.checks import ROUNDING, require_choices, require_counts
+from perfsuite.record.workload import Rank, Step
+from perfsuite.workloads.checks import ROUNDING, NativeWorkload, require_choices, require_counts
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ _NO_KERNEL = ("No available kernel", "No viable backend", "requires", "not suppo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Workload):
+class Attention(NativeWorkload):
     """``scaled_dot_product_attention`` of one layer, in the layout (B, H, S, E)."""
 
     batch_size: int  # B: samples.
@@ -52,7 +52,6 @@ class Attention(Workload):
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_counts(self, "batch_size", "heads", "kv_heads", "sequence_length", "head_width")
@@ -62,10 +61,6 @@ class Attention(Workload):
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}; choose from {choices}"
             )
         require_choices(self, backend=get_args(Backend), direction=get_args(Direction), dtype=("fp32", "bf16", "fp16"))
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must compute in."""
-        return self.dtype
 
     def work(self, shape: MeshShape) -> Work:
         """Return FlashAttention's count: 4 B H S^2 E forward, half of it if causal, and 2.5 times that backward.
@@ -93,11 +88,6 @@ class Attention(Workload):
             check_output(self, step)
         else:
             check_gradients(self, step)
-
-    @property
-    def rounding(self) -> float:
-        """Relative error of one rounding in this dtype."""
-        return ROUNDING[self.dtype]
 
 
 class _AttentionStep(Step):
@@ -209,7 +199,7 @@ class _Head:
 
     def compare(self, name: str, got: torch.Tensor, exact: torch.Tensor, squares: torch.Tensor) -> None:
         """Raise WrongResult unless ``got`` is ``exact``, a sum of terms whose squares sum to ``squares``."""
-        unit = self.case.rounding + math.sqrt(self.case.sequence_length) * ROUNDING["fp32"]
+        unit = ROUNDING[self.case.dtype] + math.sqrt(self.case.sequence_length) * ROUNDING["fp32"]
         excess = (got.cpu().double() - exact).abs() - _SLACK * unit * (exact.abs() + squares.sqrt())
         wrong = ~(excess <= 0)  # a NaN is wrong too
         if bool(wrong.any()):

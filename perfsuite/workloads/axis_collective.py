@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.record.workload import Rank, Step, Yardstick
+from perfsuite.workloads.checks import MeshWorkload
 from perfsuite.workloads.collective import AllGather, AllReduce, AllToAll, ReduceScatter
 from perfsuite.workloads.collective_base import Collective, CollectiveStep
 
@@ -25,7 +26,7 @@ _KINDS = MappingProxyType({kind.name: kind for kind in (AllReduce, AllGather, Re
 
 
 @dataclass(frozen=True, kw_only=True)
-class AxisCollective(Workload):
+class AxisCollective(MeshWorkload):
     """A collective of every group along ``axis``, all groups at once; the slowest one gives the time."""
 
     collective: str  # all_reduce, all_gather, reduce_scatter or all_to_all.
@@ -34,7 +35,6 @@ class AxisCollective(Workload):
     message_bytes: int  # Size S within a group, as nccl-tests counts it.
     dtype: str = "fp32"
 
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
     yardstick: ClassVar[Yardstick] = "message"
 
     def __post_init__(self) -> None:
@@ -52,10 +52,6 @@ class AxisCollective(Workload):
     def inner(self) -> Collective:
         """The collective of one group."""
         return _KINDS[self.collective](message_bytes=self.message_bytes, dtype=self.dtype)
-
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
 
     def work(self, shape: MeshShape) -> Work:
         """Return no bandwidth: groups share links, and that is measured."""

@@ -1,4 +1,4 @@
-"""Checks of workloads: parameters, support by torch on the device, products, and buffers with a closed form.
+"""Bases and checks of workloads: parameters, support by torch on the device, products, and buffers with a closed form.
 
 A product is compared with fp64 in some rows element by element, and in all rows through a random vector.
 
@@ -15,11 +15,31 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult, first_line
-from perfsuite.record.workload import Rank
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult, first_line, nearest_multiples
+from perfsuite.record.workload import Rank, Workload
 
 if TYPE_CHECKING:
     import torch
+
+
+class NativeWorkload(Workload):
+    """Base of workloads whose device must compute in the dtype of the case itself."""
+
+    dtype: str
+
+    def native_dtype(self) -> str:
+        """Return the dtype of the case."""
+        return self.dtype
+
+
+class MeshWorkload(Workload):
+    """Base of workloads that a mesh of the case spreads."""
+
+    mesh: str
+
+    def layout(self) -> str:
+        """Return the mesh."""
+        return self.mesh
 
 
 def require_counts(case: object, *names: str) -> None:
@@ -34,6 +54,18 @@ def require_choices(case: object, **choices: Iterable[str]) -> None:
     for name, legal in choices.items():
         if (value := getattr(case, name)) not in legal:
             raise InvalidParameter(f"{name}={value!r} is unknown; choose from {', '.join(legal)}")
+
+
+def require_multiple(case: object, name: str, unit: int, meaning: str) -> None:
+    """Raise InvalidParameter unless this field of a case is a positive number of bytes, a multiple of ``unit``."""
+    value = getattr(case, name)
+    if not isinstance(value, int):
+        raise InvalidParameter(f"{name}={value!r} is not a whole number of bytes; give an int")
+    if value < unit or value % unit:
+        raise InvalidParameter(
+            f"{name}={value} is not a positive multiple of {unit} ({meaning}); "
+            f"choose {nearest_multiples(max(0, value), unit)}"
+        )
 
 
 def require_kernel(name: str, device: torch.device, call: Callable[[], object]) -> None:

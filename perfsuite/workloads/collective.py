@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -126,7 +127,30 @@ class Scatter(Collective):
     root: ClassVar[Root] = "sends"
 
 
-class PairedCollective(Collective):
+class PassingCollective(Collective):
+    """Base of collectives in which a rank passes its buffer of S bytes to another one."""
+
+    @abstractmethod
+    def peers(self, rank: int, ranks: int) -> tuple[int | None, int | None]:
+        """Return the rank to receive from and the rank to send to."""
+
+    def extents(self, count: int, ranks: int, rank: int) -> tuple[int, int | None]:
+        """Return an input on a rank that sends, and an output on a rank that receives."""
+        source, target = self.peers(rank, ranks)
+        return count * (target is not None), count * (source is not None)
+
+    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
+        """Return one batch of a receive and a send, or one of them."""
+        source, target = self.peers(end.rank, end.ranks)
+        return passing(dist, end, receive_from=source, send_to=target)
+
+    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
+        """Return the buffer of the rank that sends to this one."""
+        source, _ = self.peers(rank, ranks)
+        return [] if source is None else [(source, 0, count)]
+
+
+class PairedCollective(PassingCollective):
     """Base of collectives of pairs: the partner is half the world away, so on another host if there are several."""
 
     def require_ranks(self, ranks: int) -> None:
@@ -141,29 +165,19 @@ class SendRecv(PairedCollective):
 
     name: ClassVar[str] = "send_recv"
 
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return one batch of a receive and a send."""
-        other = partner(end.rank, end.ranks)
-        return passing(dist, end, receive_from=other, send_to=other)
-
-    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """Return the partner's buffer."""
-        return [(partner(rank, ranks), 0, count)]
+    def peers(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the partner twice."""
+        return partner(rank, ranks), partner(rank, ranks)
 
 
-class RingShift(Collective):
+class RingShift(PassingCollective):
     """Each rank sends its buffer of S bytes to the next one and receives that of the previous one."""
 
     name: ClassVar[str] = "ring_shift"
 
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return one batch of a receive and a send."""
-        before, after = (end.rank - 1) % end.ranks, (end.rank + 1) % end.ranks
-        return passing(dist, end, receive_from=before, send_to=after)
-
-    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """Return the buffer of the previous rank."""
-        return [((rank - 1) % ranks, 0, count)]
+    def peers(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the previous and the next rank."""
+        return (rank - 1) % ranks, (rank + 1) % ranks
 
 
 class OneDirection(PairedCollective):
@@ -171,28 +185,16 @@ class OneDirection(PairedCollective):
 
     name: ClassVar[str] = "one_direction"
 
-    def extents(self, count: int, ranks: int, rank: int) -> tuple[int, int | None]:
-        """Return an input in the lower half, and an output in the upper half."""
-        sends = rank < ranks // 2
-        return (count, 0) if sends else (0, count)
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return a send or a receive."""
-        other = partner(end.rank, end.ranks)
-        if end.rank < end.ranks // 2:
-            return passing(dist, end, send_to=other)
-        return passing(dist, end, receive_from=other)
-
-    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """Return the partner's buffer in the upper half."""
-        return [] if rank < ranks // 2 else [(partner(rank, ranks), 0, count)]
+    def peers(self, rank: int, ranks: int) -> tuple[int | None, int | None]:
+        """Return only a target in the lower half, and only a source in the upper half."""
+        other = partner(rank, ranks)
+        return (None, other) if rank < ranks // 2 else (other, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Barrier(Workload):
     """All ranks wait for each other; without a message there is no bandwidth."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
     yardstick: ClassVar[Yardstick] = "message"
 
     def work(self, shape: MeshShape) -> Work:

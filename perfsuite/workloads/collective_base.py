@@ -18,7 +18,7 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Step, Workload, Yardstick, require_dtype
-from perfsuite.workloads.checks import Pattern, difference, fill, poison
+from perfsuite.workloads.checks import Pattern, difference, fill, poison, require_multiple
 
 if TYPE_CHECKING:
     import torch
@@ -88,29 +88,20 @@ class Collective(Workload):
         require_dtype(self.dtype)
         if self.dtype == "tf32":
             raise InvalidParameter("dtype='tf32' applies to products only; choose 'fp32' for the same bytes")
-        if not isinstance(self.message_bytes, int):
-            raise InvalidParameter(f"message_bytes={self.message_bytes!r} is not a whole number of bytes; give an int")
-        self._require_multiple(ITEM_BYTES[self.dtype], f"{self.dtype} elements")
+        require_multiple(self, "message_bytes", ITEM_BYTES[self.dtype], f"{self.dtype} elements")
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Time and bandwidths."""
         return ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
-    def _require_multiple(self, unit: int, meaning: str) -> None:
-        if self.message_bytes < unit or self.message_bytes % unit:
-            below = self.message_bytes // unit * unit
-            legal = f"{below} or {below + unit}" if below > 0 else f"{unit}"
-            raise InvalidParameter(
-                f"message_bytes={self.message_bytes} is not a positive multiple of {unit} ({meaning}); choose {legal}"
-            )
-
     def require_ranks(self, ranks: int) -> None:
         """Raise InvalidParameter unless the message can be spread over this many ranks."""
         if ranks < 2:
             raise InvalidParameter(f"world_size={ranks} is too small for {self.name}; choose at least 2")
         if self.divided:
-            self._require_multiple(ITEM_BYTES[self.dtype] * ranks, f"{ranks} ranks x {self.dtype} elements")
+            unit, meaning = ITEM_BYTES[self.dtype] * ranks, f"{ranks} ranks x {self.dtype} elements"
+            require_multiple(self, "message_bytes", unit, meaning)
 
     def work(self, shape: MeshShape) -> Work:
         """Return S bytes under the collective's name."""
@@ -206,7 +197,7 @@ class CollectiveStep(Step):
             target=target,
             span=rank.span,
         )
-        self._operation: Callable[[], object] | None = workload.operation(dist, self.end)
+        self._operation = workload.operation(dist, self.end)
         self.refill()
 
     def values(self, segment: Segment) -> list[int]:
@@ -216,7 +207,6 @@ class CollectiveStep(Step):
 
     def run(self) -> None:
         """Run one collective."""
-        assert self._operation is not None, "the step is closed"
         self._operation()
 
     def refill(self) -> None:
@@ -227,5 +217,4 @@ class CollectiveStep(Step):
 
     def close(self) -> None:
         """Free the buffers."""
-        self._operation = None
-        del self.end
+        del self._operation, self.end

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.moe import Moe, nearest_skew
 from perfsuite.record.result import Work
-from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
+from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step
 from perfsuite.strategies import expert
-from perfsuite.workloads.checks import require_choices
+from perfsuite.workloads.checks import MeshWorkload, NativeWorkload, require_choices
 
 if TYPE_CHECKING:
     from perfsuite.workloads.moe_layer_ranks import LayerStep
@@ -29,7 +29,7 @@ _WHOLE = 2**22  # Largest layer, by numbers in its experts, that every rank comp
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoeLayer(Workload):
+class MoeLayer(NativeWorkload, MeshWorkload):
     """Forward and backward of a router and its experts; ranks along ``ep`` hold equal numbers of experts."""
 
     mesh: str  # Shape of the mesh, such as ep8, or dp2-ep4 for two independent groups.
@@ -45,9 +45,6 @@ class MoeLayer(Workload):
     dtype: str = "fp32"  # fp32, tf32 or bf16.
     implementation: str = "perfsuite"
     """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity counts a rank's tokens."""
-
-    aligned: ClassVar[bool] = True
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_choices(self, dtype=_DTYPES, implementation=_IMPLEMENTATIONS)
@@ -123,14 +120,6 @@ class MoeLayer(Workload):
     def checked_whole(self) -> bool:
         """Whether one process can hold the layer."""
         return 3 * self.experts * self.width * self.hidden <= _WHOLE
-
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself."""
-        return self.dtype
 
     def message_bytes(self, shape: MeshShape) -> int:
         """Return the bytes that one rank sends along ep in a forward and backward; the mean over ranks if routing is

@@ -17,10 +17,10 @@ from perfsuite.models.base import AttentionMethod, Checkpointing, Model
 from perfsuite.models.program import Program
 from perfsuite.record.result import Work
 from perfsuite.record.step import Training
-from perfsuite.record.workload import Process, Purpose, Workload, Yardstick
+from perfsuite.record.workload import Process, Purpose
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.strategies.deepspeed.zero import GLOBAL, MICRO, batch_fields, read_config
-from perfsuite.workloads.checks import require_choices, require_counts
+from perfsuite.workloads.checks import MeshWorkload, NativeWorkload, require_choices, require_counts
 
 _PRELOAD = (
     *("torch._dynamo", "torch.profiler", "perfsuite.workloads.training.builds"),
@@ -67,7 +67,7 @@ BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCase(Workload):
+class TrainCase(NativeWorkload, MeshWorkload):
     """The parameters of a training step, and its plan, work and metrics."""
 
     model: str  # Name of a configuration, such as gpt2, llama2-7b, latte-l or opensora.
@@ -105,7 +105,6 @@ class TrainCase(Workload):
     target_loss: float | None = None  # Target loss of the loss build.
 
     aligned: ClassVar[bool] = False
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         kinds = {"checkpointing": get_args(Checkpointing), "attention": get_args(AttentionMethod)}
@@ -179,12 +178,13 @@ class TrainCase(Workload):
         for build in self.builds:
             if build not in purposes:
                 raise InvalidParameter(f"builds: {build!r} is unknown; choose from {', '.join(purposes)}")
-        if "traffic" in self.builds and self.compiled:
-            raise InvalidParameter("builds: parts of compiled blocks cannot be marked; leave out 'traffic' or compiled")
-        if "flops" in self.builds and self.compiled:
-            raise InvalidParameter(
-                "builds: torch cannot count operations of compiled blocks; leave out 'flops' or compiled"
-            )
+        reasons = {
+            "traffic": "parts of compiled blocks cannot be marked",
+            "flops": "torch cannot count operations of compiled blocks",
+        }
+        for purpose, reason in reasons.items():
+            if purpose in self.builds and self.compiled:
+                raise InvalidParameter(f"builds: {reason}; leave out {purpose!r} or compiled")
 
     def _require_mesh(self, shape: MeshShape) -> None:
         self.plan(shape)
@@ -208,10 +208,6 @@ class TrainCase(Workload):
         """Return the settings of the training program."""
         return Program.of(self.program)
 
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
-
     def untimed(self) -> tuple[Purpose, ...]:
         """Return the chosen builds."""
         return self.builds
@@ -219,10 +215,6 @@ class TrainCase(Workload):
     def needs_accelerator(self) -> str:
         """Return the strategy's option that needs an accelerator."""
         return self.find_strategy().needs_accelerator()
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself."""
-        return self.dtype
 
     def trained_model(self, shape: MeshShape) -> Model:
         """Return the model that is trained on this mesh."""
@@ -307,22 +299,20 @@ class TrainCase(Workload):
 
     def _training(self, plan: Plan, shape: MeshShape) -> Training | None:
         decided = self.find_strategy().training(plan, shape)
-        return (
-            None
-            if decided is None
-            else Training(
-                model=self.model,
-                overrides=dict(self.overrides),
-                layout=str(shape),
-                strategy=self.strategy,
-                micro_batch_size=plan.micro_batch_size,
-                num_micro_batches=plan.accumulation,
-                dtype=self.dtype,
-                checkpointing=self.checkpointing,
-                attention=self.attention,
-                compiled=self.compiled,
-                narrow=self.find_strategy().narrows(plan),
-                program=dict(self.program),
-                **decided,
-            )
+        if decided is None:
+            return None
+        return Training(
+            model=self.model,
+            overrides=dict(self.overrides),
+            layout=str(shape),
+            strategy=self.strategy,
+            micro_batch_size=plan.micro_batch_size,
+            num_micro_batches=plan.accumulation,
+            dtype=self.dtype,
+            checkpointing=self.checkpointing,
+            attention=self.attention,
+            compiled=self.compiled,
+            narrow=self.find_strategy().narrows(plan),
+            program=dict(self.program),
+            **decided,
         )

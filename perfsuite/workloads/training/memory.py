@@ -8,7 +8,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -127,8 +127,7 @@ class CpuLedger(Ledger):
         gc.collect()
         gc.disable()  # wrappers are in reference cycles, which are collected at chance moments
         try:
-            settled: Any = Settled
-            with torch.profiler.profile(activities=activities, profile_memory=True) as self._profile, settled():
+            with torch.profiler.profile(activities=activities, profile_memory=True) as self._profile, Settled():
                 yield
         finally:
             gc.enable()
@@ -241,14 +240,9 @@ class Observed(Step):
             return PerfCounterClock()
         return EventClock(torch.get_device_module(self.rank.device), self.rank.device.type)
 
-    @contextmanager
-    def training(self, rank: Rank | None = None) -> Iterator[TrainingStep]:
+    def training(self, rank: Rank | None = None) -> closing[TrainingStep]:
         """Return a context with a newly built step, closed at the end."""
-        step = TrainingStep(self.workload, rank or self.rank)
-        try:
-            yield step
-        finally:
-            step.close()
+        return closing(TrainingStep(self.workload, rank or self.rank))
 
 
 class MemoryStep(Observed):

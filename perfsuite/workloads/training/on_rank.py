@@ -118,11 +118,10 @@ class TrainingStep(Step):
         self._data = open_samples(workload, rank, self.trainer)
         self.batches: Iterator[Any] = iter(()) if self._data is None else self._data
         self.loss: torch.Tensor | None = None
-        self._first_step: _FirstStep | None = None
-        self._parameters_checked = False
         # a hook would be compiled, and its removal would compile again
-        if rank.purpose == "time" and not plan.compiled:
-            self._first_step = _FirstStep(self.trainer.module)
+        watched = rank.purpose == "time" and not plan.compiled
+        self._first_step = _FirstStep(self.trainer.module) if watched else None
+        self._parameters_checked = False
         for name, value, unit in (
             ("local_batch", plan.micro_batch_size, "samples"),
             ("sequence_length", plan.model.tokens_per_sample, "tokens"),
