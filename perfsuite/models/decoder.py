@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.language import GroupedModel, Split
 
-_LARGEST: Mapping[str, int] = MappingProxyType(
-    {"layers": 4096, "heads": 1 << 16, "kv_heads": 1 << 16, "experts": 1 << 14}
-)
+_LARGEST: Mapping[str, int] = {"layers": 4096, "heads": 1 << 16, "kv_heads": 1 << 16, "experts": 1 << 14}
 """Largest sizes; 2^24 for all others.  No model exceeds them, and a projection of a larger one would take hours."""
 _FROM_ONE = ("layers", "width", "heads", "kv_heads", "hidden", "words", "sequence_length")
 
@@ -53,7 +50,7 @@ class Decoder(GroupedModel):
     window_layers: int = 0  # Layers with a sliding window.
     notes: tuple[str, ...] = ()  # Remarks on the file that the sizes come from.
 
-    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType({})
+    parallelize: ClassVar[Mapping[str, Split]] = {}
 
     def __post_init__(self) -> None:
         for field in fields(self):

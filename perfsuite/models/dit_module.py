@@ -7,6 +7,7 @@ features of a word, S side of a picture.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
@@ -225,26 +226,15 @@ _FARTHEST = 128  # Distances of at least this many words share one class
 _LATENT_SCALE = 0.18215  # Factor to unit variance, published with the encoder
 
 
-class _Norm(nn.Module):
-    """Root mean square norm of the last dimension, with a gain."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight.type_as(x), eps=1e-6)
-
-
 class _TextLayer(nn.Module):
     def __init__(self, config: TextEncoder) -> None:
         super().__init__()
         inside = config.heads * HEAD_FEATURES
         self.heads = config.heads
-        self.norm = _Norm(config.width)
+        self.norm = nn.RMSNorm(config.width, eps=1e-6)
         self.query, self.key, self.value = (nn.Linear(config.width, inside, bias=False) for _ in range(3))
         self.project = nn.Linear(inside, config.width, bias=False)
-        self.mlp_norm = _Norm(config.width)
+        self.mlp_norm = nn.RMSNorm(config.width, eps=1e-6)
         self.gate, self.up = (nn.Linear(config.width, config.hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(config.hidden, config.width, bias=False)
 
@@ -268,7 +258,7 @@ class _Text(nn.Module):
         self.words = nn.Embedding(config.words, config.width)
         self.distances = nn.Embedding(DISTANCES, config.heads)
         self.layers = nn.ModuleList(_TextLayer(config) for _ in range(config.layers))
-        self.norm = _Norm(config.width)
+        self.norm = nn.RMSNorm(config.width, eps=1e-6)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         """Return (B, M, D) for (B, M) token ids."""
@@ -318,15 +308,6 @@ class _Mixing(nn.Module):
         return x + mixed.transpose(1, 2).reshape(x.shape)
 
 
-class _Halve(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
 class _Picture(nn.Module):
     def __init__(self, config: PictureEncoder) -> None:
         super().__init__()
@@ -335,7 +316,8 @@ class _Picture(nn.Module):
         for level, out in enumerate(channels):
             stages += [_Residual(config, channels[max(level - 1, 0)], out), _Residual(config, out, out)]
             if level + 1 < len(channels):
-                stages.append(_Halve(out))
+                halve = {"pad": nn.ZeroPad2d((0, 1, 0, 1)), "conv": nn.Conv2d(out, out, 3, stride=2)}
+                stages.append(nn.Sequential(OrderedDict(halve)))
         stages += [_Residual(config, last, last), _Mixing(config, last), _Residual(config, last, last)]
         stages += [nn.GroupNorm(config.groups(last), last, eps=1e-6), nn.SiLU()]
         stages.append(nn.Conv2d(last, 2 * LATENT_CHANNELS, 3, padding=1))

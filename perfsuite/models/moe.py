@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
@@ -89,7 +88,7 @@ def hot_tokens(owner: str, tokens: int, experts: int, top_k: int, skew: float) -
     return count
 
 
-EXPERT_FEATURES: Mapping[str, int] = MappingProxyType({"gate": 2, "expand": 2, "contract": 1})
+EXPERT_FEATURES: Mapping[str, int] = {"gate": 2, "expand": 2, "contract": 1}
 """Dimension with an expert's F features, for each (E, ., .) matrix of a layer's experts."""
 
 
@@ -112,12 +111,10 @@ class Moe(Llama):
     skew: float | None = None
     """Rows of the fullest expert over the mean, 1 to E / k, imposed on the router's choice; None: not imposed."""
 
-    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
-        {
-            **{part: how for part, how in Llama.parallelize.items() if not part.startswith("blocks.*.mlp")},
-            "blocks.*.mlp": "experts",
-        }
-    )
+    parallelize: ClassVar[Mapping[str, Split]] = {
+        **{part: how for part, how in Llama.parallelize.items() if not part.startswith("blocks.*.mlp")},
+        "blocks.*.mlp": "experts",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

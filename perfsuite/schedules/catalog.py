@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, nearest
@@ -108,7 +107,7 @@ _SPECS = (
     ),
 )
 
-SCHEDULES: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
+SCHEDULES: Mapping[str, ScheduleSpec] = {spec.name: spec for spec in _SPECS}
 """By name; a new schedule is one generator and one row."""
 
 

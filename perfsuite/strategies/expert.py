@@ -51,17 +51,12 @@ def require(model: Model, shape: MeshShape, *, sequence_parallel: bool = True, z
             f"tp={tp} does not divide hidden={model.hidden} of the experts of model {model.name}; "
             f"choose {_divisors(math.gcd(model.hidden, model.heads))}"
         )
-    _require_groups(model, shape, zigzag=zigzag)
-
-
-def _require_groups(model: Moe, shape: MeshShape, *, zigzag: bool) -> None:
-    """Raise InvalidParameter unless tokens that share a capacity are on one rank: otherwise drops would differ."""
-    cp, tp, tokens = shape.size("cp"), shape.size("tp"), model.sequence_length
+    cp, tokens = shape.size("cp"), model.sequence_length
     if model.capacity_factor is None or cp * tp == 1:
         return
     held = math.gcd(tokens // (2 * cp if zigzag and cp > 1 else cp), tokens // (cp * tp))
     group = model.routing.group_tokens
-    if held % group:
+    if held % group:  # tokens that share a capacity are on several ranks, so drops would differ
         raise InvalidParameter(
             f"group_tokens={group} of model {model.name} share a capacity, but mesh {shape} gives a rank {held} "
             f"neighbouring tokens; choose group_tokens={_divisors(held)}, or capacity_factor=None"

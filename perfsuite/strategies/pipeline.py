@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,18 +26,19 @@ from perfsuite.base.errors import PerfsuiteError, UnsupportedCase
 from perfsuite.record.workload import Rank
 from perfsuite.schedules import Kind, Order, Schedule
 
-_KINDS: Mapping[Kind, str] = MappingProxyType(
-    {
-        "forward": "FORWARD",
-        "backward": "FULL_BACKWARD",
-        "backward_input": "BACKWARD_INPUT",
-        "backward_weight": "BACKWARD_WEIGHT",
-    }
-)
+_KINDS: Mapping[Kind, str] = {
+    "forward": "FORWARD",
+    "backward": "FULL_BACKWARD",
+    "backward_input": "BACKWARD_INPUT",
+    "backward_weight": "BACKWARD_WEIGHT",
+}
 """perfsuite's kinds of actions -> torch's names."""
-_KINDS_2_5: Mapping[Kind, str] = MappingProxyType(
-    {"forward": "FORWARD", "backward": "BACKWARD", "backward_input": "BACKWARD", "backward_weight": "WEIGHT"}
-)
+_KINDS_2_5: Mapping[Kind, str] = {
+    "forward": "FORWARD",
+    "backward": "BACKWARD",
+    "backward_input": "BACKWARD",
+    "backward_weight": "WEIGHT",
+}
 """Names in torch 2.5, where one setting for all actions says whether backwards are whole."""
 
 

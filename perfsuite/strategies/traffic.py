@@ -10,8 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model, Plan
@@ -138,10 +138,9 @@ def find_shapes(model: Model) -> ParameterShapes | None:
     >>> find_shapes(find("gpt2", {})).block["attention.qkv.weight"]
     (2304, 768)
     """
-    for kind in type(model).__mro__:
-        if kind in _SHAPES:
-            return _SHAPES[kind](model)
-    return None
+    if isinstance(model, Gpt):
+        return _gpt(model)
+    return _llama(model) if isinstance(model, Llama) else None
 
 
 def _gpt(model: Gpt) -> ParameterShapes:
@@ -188,9 +187,6 @@ def _llama(model: Llama) -> ParameterShapes:
         experts={f"mlp.experts.{name}": (experts, into, out) for name, (out, into) in mlp.items()} if experts else {},
         last={"norm.weight": (width,), "output.weight": (model.words, width)},
     )
-
-
-_SHAPES: Mapping[type[Model], Callable[[Any], ParameterShapes]] = MappingProxyType({Gpt: _gpt, Llama: _llama})
 
 
 # -- data parallelism: DDP, ZeRO's optimizer, FSDP2 ---------------------------------------------------------------

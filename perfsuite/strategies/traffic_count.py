@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -46,9 +46,7 @@ _OPERATORS: Mapping[str, str] = {
     "send": "send isend",
     "receive": "recv_ recv_any_source_ irecv",
 }
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {operator: name for name, all_ in _OPERATORS.items() for operator in all_.split()}
-)
+_NAMES: Mapping[str, str] = {operator: name for name, all_ in _OPERATORS.items() for operator in all_.split()}
 """nccl-tests' names of torch's operators in ``c10d`` and ``_c10d_functional``."""
 _WITHOUT_MESSAGE = ("barrier", "monitored_barrier_")
 _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable.")

@@ -224,34 +224,30 @@ def check_output(case: Attention, step: _AttentionStep) -> None:
 
 def check_gradients(case: Attention, step: _AttentionStep) -> None:
     """Compare rows of the gradients of queries, keys and values; those of keys and values sum over all queries."""
-    if len(step.gradients) != 3:
-        raise WrongResult(f"attention {case}: no gradients were computed")
-    for head in _heads(case, step):
-        _check_head(case, step, head)
-
-
-def _check_head(case: Attention, step: _AttentionStep, head: _Head) -> None:
     import torch
 
+    if len(step.gradients) != 3:
+        raise WrongResult(f"attention {case}: no gradients were computed")
     rows, scale = _chosen_rows(case), 1 / math.sqrt(case.head_width)
-    d_query, d_key, d_value = (gradient[head.sample] for gradient in step.gradients)
-    keys, key_squares, values, value_squares = torch.zeros(4, len(rows), case.head_width, dtype=torch.float64)
-    for start in range(0, case.sequence_length, _CHUNK_ROWS):
-        part = torch.arange(start, min(start + _CHUNK_ROWS, case.sequence_length))
-        weights, inner, size = head.score_gradients(part)
-        query, upstream = head.query[:, part] * scale, head.upstream[:, part]
-        keys += _over_queries(inner[..., rows], query)
-        key_squares += _over_queries(size[..., rows] ** 2, query**2)
-        values += _over_queries(weights[..., rows], upstream)
-        value_squares += _over_queries(weights[..., rows] ** 2, upstream**2)
-        among = torch.isin(part, rows)
-        if among.any():
-            key, got = head.key * scale, d_query[head.heads][:, part[among]]
-            name = f"gradient of queries of sample {head.sample}, head {head.heads.start}"
-            head.compare(name, got, inner[:, among] @ key, size[:, among] ** 2 @ key**2)
-    where = f"of sample {head.sample}, head of keys {head.place}"
-    head.compare(f"gradient of keys {where}", d_key[head.place][rows], keys, key_squares)
-    head.compare(f"gradient of values {where}", d_value[head.place][rows], values, value_squares)
+    for head in _heads(case, step):
+        d_query, d_key, d_value = (gradient[head.sample] for gradient in step.gradients)
+        keys, key_squares, values, value_squares = torch.zeros(4, len(rows), case.head_width, dtype=torch.float64)
+        for start in range(0, case.sequence_length, _CHUNK_ROWS):
+            part = torch.arange(start, min(start + _CHUNK_ROWS, case.sequence_length))
+            weights, inner, size = head.score_gradients(part)
+            query, upstream = head.query[:, part] * scale, head.upstream[:, part]
+            keys += _over_queries(inner[..., rows], query)
+            key_squares += _over_queries(size[..., rows] ** 2, query**2)
+            values += _over_queries(weights[..., rows], upstream)
+            value_squares += _over_queries(weights[..., rows] ** 2, upstream**2)
+            among = torch.isin(part, rows)
+            if among.any():
+                key, got = head.key * scale, d_query[head.heads][:, part[among]]
+                name = f"gradient of queries of sample {head.sample}, head {head.heads.start}"
+                head.compare(name, got, inner[:, among] @ key, size[:, among] ** 2 @ key**2)
+        where = f"of sample {head.sample}, head of keys {head.place}"
+        head.compare(f"gradient of keys {where}", d_key[head.place][rows], keys, key_squares)
+        head.compare(f"gradient of values {where}", d_value[head.place][rows], values, value_squares)
 
 
 def _over_queries(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

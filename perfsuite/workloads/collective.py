@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import time
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, CallableStep, Rank, Step, Workload, Yardstick
+from perfsuite.workloads.checks import texts_of_all
 from perfsuite.workloads.collective_base import Collective, Endpoint, Root, Segment, Size, passing
 
 _LATE_S = 0.005  # Delay of the last rank before the checked barrier
@@ -216,7 +216,6 @@ class Barrier(Workload):
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult if a rank of this host leaves the barrier before another arrives; the last one is late."""
         import torch
-        import torch.distributed as dist
 
         if rank.rank == rank.world_size - 1:
             time.sleep(_LATE_S)
@@ -224,10 +223,8 @@ class Barrier(Workload):
         step.run()
         torch.get_device_module(rank.device).synchronize()
         left = time.monotonic_ns()
-        stamps = torch.tensor([zlib.crc32(socket.gethostname().encode()), came, left], device=rank.device)
-        everyone = [torch.empty_like(stamps) for _ in range(rank.world_size)]
-        dist.all_gather(everyone, stamps, group=rank.group())
-        for other, (host, came_ns, _) in enumerate(row.tolist() for row in everyone):
-            if host == int(stamps[0]) and left < came_ns:
-                early_us = (came_ns - left) / 1e3
+        for other, text in enumerate(texts_of_all(rank, f"{came} {socket.gethostname()}")):
+            stamp, _, host = text.partition(" ")
+            if host == socket.gethostname() and left < int(stamp):
+                early_us = (int(stamp) - left) / 1e3
                 raise WrongResult(f"barrier let rank {rank.rank} pass {early_us:.0f} us before rank {other} arrived")

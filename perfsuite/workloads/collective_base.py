@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perfsuite.base.collectives import receives_first
 from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import ITEM_BYTES, Step, Workload, Yardstick, require_dtype
+from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick, require_dtype
 from perfsuite.workloads.checks import Pattern, difference, fill, poison, require_multiple
 
 if TYPE_CHECKING:
@@ -32,23 +32,6 @@ ROOT = 0  # Rank from which rooted collectives start or at which they end
 
 Segment = tuple[int, int, int]
 """A run of output elements: rank of its inputs or ALL, place of the first element in that input, and length."""
-
-
-class Member(Protocol):
-    """A rank as an operation sees it: its place in a group, and the group."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-
-    def group(self) -> dist.ProcessGroup:
-        """Return torch's group."""
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return torch's dtype."""
-
-    def span(self, name: str) -> AbstractContextManager[object]:
-        """Return the span of a part of the operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +114,12 @@ class Collective(Workload):
         sources = [ALL] if self.summed else [ROOT] if self.root == "sends" else range(ranks)
         return [(source, start, length) for source in sources]
 
-    def build(self, rank: Member) -> CollectiveStep:
+    def build(self, rank: Rank) -> CollectiveStep:
         """Return buffers on the device and the call over the group of all ranks."""
         self.require_ranks(rank.world_size)
         return CollectiveStep(self, rank)
 
-    def check(self, rank: Member, step: Step) -> None:
+    def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every element of the output equals its closed form, in the right dtype."""
         assert isinstance(step, CollectiveStep)
         output, dtype = step.end.target, rank.dtype(self.dtype)
@@ -178,7 +161,7 @@ def passing(
 class CollectiveStep(Step):
     """One rank's buffers and call."""
 
-    def __init__(self, workload: Collective, rank: Member) -> None:
+    def __init__(self, workload: Collective, rank: Rank) -> None:
         import torch
         import torch.distributed as dist
 

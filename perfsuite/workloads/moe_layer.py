@@ -48,20 +48,17 @@ class MoeLayer(NativeWorkload, MeshWorkload):
 
     def __post_init__(self) -> None:
         require_choices(self, dtype=_DTYPES, implementation=_IMPLEMENTATIONS)
-        if self.implementation == "deepspeed":
-            self._require_deepspeed()
-        self._require_mesh(MeshShape.parse(self.mesh))
-
-    def _require_deepspeed(self) -> None:
-        if self.skew is not None:
+        deepspeed = self.implementation == "deepspeed"
+        if deepspeed and self.skew is not None:
             raise InvalidParameter(
                 f"skew={self.skew!r} does not work with DeepSpeed's router, which always chooses; leave it out"
             )
-        if self.capacity_factor is not None and self.top_k != 2:
+        if deepspeed and self.capacity_factor is not None and self.top_k != 2:
             raise InvalidParameter(
                 f"top_k={self.top_k} with capacity_factor={self.capacity_factor} cannot be checked: DeepSpeed's drops "
                 "are specified for top_k=2 only; choose 2, or capacity_factor=None"
             )
+        self._require_mesh(MeshShape.parse(self.mesh))
 
     def _require_mesh(self, shape: MeshShape) -> None:
         others = [axis for axis in shape.names if axis not in _AXES]
@@ -173,15 +170,7 @@ class MoeLayer(NativeWorkload, MeshWorkload):
         """Return router, this rank's experts and its samples; raises UnsupportedCase if DeepSpeed is not installed."""
         from perfsuite.workloads.moe_layer_ranks import LayerStep
 
-        return LayerStep(
-            self.config,
-            rank,
-            name=str(self),
-            samples=self.batch_size // rank.world_size,
-            dtype=self.dtype,
-            implementation=self.implementation,
-            sent_bytes=self.message_bytes(rank.shape) if self.implementation == "perfsuite" else 0,
-        )
+        return LayerStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless output and gradients equal those of a plain loop over the experts."""

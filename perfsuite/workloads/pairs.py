@@ -10,9 +10,9 @@ from typing import ClassVar, Literal, get_args
 
 from perfsuite.base.errors import WrongResult
 from perfsuite.metrics.pairs import Pair, name_of
-from perfsuite.record.workload import Step
+from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.checks import difference, poison, require_choices, require_counts
-from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Member, Segment, passing
+from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Segment, passing
 
 Directions = Literal["one", "both"]
 _LATENCY_BELOW_BYTES = 1 << 16  # Messages below this size have a time, others a rate
@@ -88,7 +88,7 @@ class Pairs(Collective):
         senders = senders if self.directions == "both" else [pair[0] for pair in self.pairs(ranks) if pair[1] == rank]
         return [(senders[-1], 0, count)]
 
-    def check(self, rank: Member, step: Step) -> None:
+    def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless the round left the last sender's buffer, and each pair's message is right."""
         import torch.distributed as dist
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perfsuite.base.collectives import busbw_factor
@@ -40,15 +39,13 @@ class Split:
     after_backward: Literal["", "all_reduce"] = ""  # Collective that completes the gradient of the input
 
 
-SPLITS: Mapping[str, Split] = MappingProxyType(
-    {
-        "none": Split(cut=""),
-        "column": Split(cut="output", after_backward="all_reduce"),
-        "column_gather": Split(cut="output", forward="all_gather", after_backward="all_reduce"),
-        "row": Split(cut="input", forward="all_reduce"),
-        "row_scatter": Split(cut="input", forward="reduce_scatter", before_backward="all_gather"),
-    }
-)
+SPLITS: Mapping[str, Split] = {
+    "none": Split(cut=""),
+    "column": Split(cut="output", after_backward="all_reduce"),
+    "column_gather": Split(cut="output", forward="all_gather", after_backward="all_reduce"),
+    "row": Split(cut="input", forward="all_reduce"),
+    "row_scatter": Split(cut="input", forward="reduce_scatter", before_backward="all_gather"),
+}
 """``column`` leaves the output split, for a row-parallel layer; ``column_gather`` gathers it. ``row_scatter`` leaves
 each rank whole rows of the output, as sequence parallelism does."""
 

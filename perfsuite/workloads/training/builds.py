@@ -19,7 +19,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -343,7 +342,11 @@ class _LossStep(Observed):
             self.rank.record("steps_to_target", float(reached[0]), unit="steps", reduce="equal")
 
 
-STEPS: Mapping[str, Callable[[TrainCase, Rank], Step]] = MappingProxyType(
-    {"memory": MemoryStep, "exposed": ExposedStep, "flops": _FlopsStep, "loss": _LossStep, "traffic": TrafficStep}
-)
+STEPS: Mapping[str, Callable[[TrainCase, Rank], Step]] = {
+    "memory": MemoryStep,
+    "exposed": ExposedStep,
+    "flops": _FlopsStep,
+    "loss": _LossStep,
+    "traffic": TrafficStep,
+}
 """Steps of the builds, by purpose."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, get_args
 
 from perfsuite import models, strategies
@@ -45,24 +44,22 @@ MEMORY = (
     *("peak_gib", "fragmentation_gib", "final_device_gib", "untracked_gib", "final_host_gib", "whole_device_gib"),
 )
 _EXPERTS = ("expert_imbalance", "dropped_percent", "balance_loss")  # Metrics of models with experts
-BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "memory": MEMORY,
-        "exposed": (
-            *(f"exposed_communication_{figure}percent" for figure in ("", "low_", "high_")),
-            "exposed_kernels_percent",
-        ),
-        "flops": ("counted_tflop",),
-        "loss": ("final_loss", "time_to_target_s"),
-        "traffic": (
-            "communication_time_s",
-            "compute_time_s",
-            "communication_bytes",
-            "communication_percent",
-            *(f"{axis}_busbw_gb_per_s" for axis in ("dp", "tp", "cp", "ep", "pp")),
-        ),
-    }
-)
+BUILDS: Mapping[str, tuple[str, ...]] = {
+    "memory": MEMORY,
+    "exposed": (
+        *(f"exposed_communication_{figure}percent" for figure in ("", "low_", "high_")),
+        "exposed_kernels_percent",
+    ),
+    "flops": ("counted_tflop",),
+    "loss": ("final_loss", "time_to_target_s"),
+    "traffic": (
+        "communication_time_s",
+        "compute_time_s",
+        "communication_bytes",
+        "communication_percent",
+        *(f"{axis}_busbw_gb_per_s" for axis in ("dp", "tp", "cp", "ep", "pp")),
+    ),
+}
 """Metrics of each build."""
 
 

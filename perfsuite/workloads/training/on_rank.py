@@ -281,10 +281,9 @@ class _FirstStep:
         finite.  The place is 0 for a forward or 1 for a backward; the layer, negative in a backward, which starts at
         the last; the position in the order of outputs; and the name.
         """
-        if (part := self._outputs.first()) is not None:
-            return 0, *part
-        if (part := self._gradients.first()) is not None:
-            return 1, *part
+        for direction, sums in enumerate((self._outputs, self._gradients)):
+            if (part := sums.first()) is not None:
+                return direction, *part
         return None
 
     def _noting(self, path: str) -> Any:
