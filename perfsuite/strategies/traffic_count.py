@@ -16,9 +16,9 @@ import itertools
 import math
 import statistics
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -174,12 +174,8 @@ def axes_by_ranks(shape: MeshShape, rank: int) -> Mapping[tuple[int, ...], str]:
 
 
 def _spreads_parameters() -> bool:
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_SPREADS_PARAMETERS):
-            return True
-        frame = frame.f_back
-    return False
+    frames = traceback.walk_stack(sys._getframe(3))
+    return any(frame.f_globals.get("__name__", "").startswith(_SPREADS_PARAMETERS) for frame, _ in frames)
 
 
 def find_group(name: str) -> dist.ProcessGroup:
