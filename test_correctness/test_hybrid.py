@@ -211,7 +211,7 @@ def test_many_meshes_are_the_same_training(driver, case):
         ),
         (
             {"mesh": "tp2", "model": "llama2-7b", "attention": "fast"},
-            "attention='fast' is unknown; choose auto, math, flash",
+            "attention='fast' is unknown; choose from auto, math, flash",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_case_that_cannot_be_spread_is_refused(fields, world_size, message):
     ("fields", "message"),
     [
         ({"dtype": "int8"}, "dtype='int8' is unknown; choose from fp32, tf32, bf16, fp16"),
-        ({"checkpointing": "some"}, "checkpointing='some' is unknown; choose none, full, selective"),
+        ({"checkpointing": "some"}, "checkpointing='some' is unknown; choose from none, full, selective"),
         ({"accumulation": 0}, "accumulation=0 is not valid"),
         ({"micro_batch_size": True}, "micro_batch_size=True is not valid"),
         ({"num_workers": 2}, "num_workers=2 needs files, and data='synthetic' has none"),

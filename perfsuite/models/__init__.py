@@ -14,32 +14,19 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models import decoder, dit, language, moe
-from perfsuite.models.base import Model, SampleTensor
+from perfsuite.models.base import Model as Model
 from perfsuite.models.language import LanguageModel
 
-__all__ = [
-    "MODELS",
-    "PROJECTED",
-    "Model",
-    "SampleTensor",
-    "find",
-    "find_projected",
-    "find_trained",
-    "stated",
-    "trained_like",
-]
-
-MODELS: Mapping[str, Model] = MappingProxyType(
-    {model.name: model for model in (*language.GPTS, *language.LLAMAS, *moe.MODELS, *dit.MODELS)}
-)
+MODELS: Mapping[str, Model] = {
+    model.name: model for model in (*language.GPTS, *language.LLAMAS, *moe.MODELS, *dit.MODELS)
+}
 """Models that the suite trains, by name, in their published or small sizes."""
-PROJECTED: Mapping[str, Model] = MappingProxyType({model.name: model for model in decoder.MODELS})
+PROJECTED: Mapping[str, Model] = {model.name: model for model in decoder.MODELS}
 """Models for projections only, by name: the suite has no torch module of them."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
@@ -120,21 +120,6 @@ class Model(ABC):
         """Return a small model of the same architecture, for checks against one process: milliseconds on one core.
         Every axis of a mesh of this shape divides its sizes as it divides those of the model.
         """
-
-
-def require_checkpointing(checkpointing: str) -> None:
-    """Raise InvalidParameter unless ``checkpointing`` is one of the three kinds."""
-    _require("checkpointing", checkpointing, get_args(Checkpointing))
-
-
-def require_attention(attention: str) -> None:
-    """Raise InvalidParameter unless ``attention`` is one of the three methods."""
-    _require("attention", attention, get_args(AttentionMethod))
-
-
-def _require(name: str, value: str, legal: tuple[str, ...]) -> None:
-    if value not in legal:
-        raise InvalidParameter(f"{name}={value!r} is unknown; choose {', '.join(legal)}")
 
 
 def require_sizes(owner: str, **sizes: int) -> None:

@@ -13,7 +13,6 @@ reads those of users in the same form.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -166,10 +165,8 @@ def generate(model: Sampled, directory: Path, samples: int, *, as_video: bool = 
     ``as_video``: write pixels as video files, which are decoded on reading, else as raw frames.  The folder gets its
     name once it is complete, so several processes may write the same one.
     """
-    with contextlib.suppress(InvalidParameter):
-        dataset = read(directory, model)
-        if dataset.samples == samples:
-            return dataset
+    if _holds(directory, model, samples):
+        return read(directory, model)
     directory.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.language import GroupedModel, Split
 
-_LARGEST: Mapping[str, int] = MappingProxyType(
-    {"layers": 4096, "heads": 1 << 16, "kv_heads": 1 << 16, "experts": 1 << 14}
-)
+_LARGEST: Mapping[str, int] = {"layers": 4096, "heads": 1 << 16, "kv_heads": 1 << 16, "experts": 1 << 14}
 """Largest sizes; 2^24 for all others.  No model exceeds them, and a projection of a larger one would take hours."""
 _FROM_ONE = ("layers", "width", "heads", "kv_heads", "hidden", "words", "sequence_length")
 
@@ -53,7 +50,7 @@ class Decoder(GroupedModel):
     window_layers: int = 0  # Layers with a sliding window.
     notes: tuple[str, ...] = ()  # Remarks on the file that the sizes come from.
 
-    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType({})
+    parallelize: ClassVar[Mapping[str, Split]] = {}
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -65,15 +62,6 @@ class Decoder(GroupedModel):
                         f"{name}={value!r} of model {self.name} is not valid; choose a whole number from {least} "
                         f"to {most}"
                     )
-        self._require_heads()
-        self._require_experts()
-        if self.context and self.sequence_length > self.context:
-            raise InvalidParameter(
-                f"sequence_length={self.sequence_length} of model {self.name} exceeds its {self.context} learned "
-                f"positions; choose 1 to {self.context}"
-            )
-
-    def _require_heads(self) -> None:
         self._require_kv_heads()
         if not self.head_width and self.width % self.heads:
             raise InvalidParameter(
@@ -85,8 +73,6 @@ class Decoder(GroupedModel):
                 f"latent attention of model {self.name} needs value_width, and a rope_width below head_width; it has "
                 f"value_width={self.value_width}, rope_width={self.rope_width}, head_width={self.head_width}"
             )
-
-    def _require_experts(self) -> None:
         if self.experts and not (1 <= self.top_k <= self.experts and self.expert_hidden):
             raise InvalidParameter(
                 f"experts={self.experts} of model {self.name} need expert_hidden and a top_k from 1 to {self.experts}; "
@@ -96,6 +82,11 @@ class Decoder(GroupedModel):
             raise InvalidParameter(
                 f"dense_layers={self.dense_layers} of model {self.name} leaves no layer with experts; choose fewer "
                 f"than layers={self.layers}"
+            )
+        if self.context and self.sequence_length > self.context:
+            raise InvalidParameter(
+                f"sequence_length={self.sequence_length} of model {self.name} exceeds its {self.context} learned "
+                f"positions; choose 1 to {self.context}"
             )
 
     @property

@@ -7,6 +7,7 @@ features of a word, S side of a picture.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
@@ -31,8 +32,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D): each row of the batch attends to itself."""
-        result: torch.Tensor = self.project(attend(self.core, *self.qkv(x).chunk(3, dim=-1), heads=self.heads))
-        return result
+        return self.project(attend(self.core, *self.qkv(x).chunk(3, dim=-1), heads=self.heads))
 
 
 class CrossAttention(nn.Module):
@@ -49,8 +49,7 @@ class CrossAttention(nn.Module):
     def forward(self, x: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
         """Return (B, N, D)."""
         key, value = self.key_value(caption).chunk(2, dim=-1)
-        result: torch.Tensor = self.project(attend(self.core, self.query(x), key, value, heads=self.heads))
-        return result
+        return self.project(attend(self.core, self.query(x), key, value, heads=self.heads))
 
 
 def _mlp(first: int, hidden: int, last: int) -> nn.Sequential:
@@ -96,8 +95,7 @@ class LatteBlock(Block):
         signals = self.modulation(F.silu(level))[:, None].chunk(6, dim=-1)
         shift1, scale1, gate1, shift2, scale2, gate2 = signals
         x = x + gate1 * self.along(self.attention, _modulate(x, shift1, scale1), self.frames)
-        result: torch.Tensor = x + gate2 * self.mlp(_modulate(x, shift2, scale2))
-        return result
+        return x + gate2 * self.mlp(_modulate(x, shift2, scale2))
 
 
 class StditBlock(Block):
@@ -119,8 +117,7 @@ class StditBlock(Block):
         x = x + gate1 * _within_frames(self.attention, _modulate(x, shift1, scale1), self.frames)
         x = x + gate1 * _over_time(self.temporal, x, self.frames)
         x = x + self.cross(x, caption)
-        result: torch.Tensor = x + gate2 * self.mlp(_modulate(x, shift2, scale2))
-        return result
+        return x + gate2 * self.mlp(_modulate(x, shift2, scale2))
 
 
 class DitModule(TrainingModule):
@@ -176,8 +173,7 @@ class LatteModule(DitModule):
                 x = x + self.moments.repeat_interleave(self.config.patches, dim=1)
             x = block(x, level)
         shift, scale = self.modulation(F.silu(level))[:, None].chunk(2, dim=-1)
-        result: torch.Tensor = self.output(_modulate(x, shift, scale))
-        return result
+        return self.output(_modulate(x, shift, scale))
 
 
 class StditModule(DitModule):
@@ -208,8 +204,7 @@ class StditModule(DitModule):
         for block in self.blocks.children():
             x = block(x, signals, words)
         shift, scale = (self.table + level[:, None]).chunk(2, dim=1)
-        result: torch.Tensor = self.output(_modulate(x, shift, scale))
-        return result
+        return self.output(_modulate(x, shift, scale))
 
 
 def _to_patches(video: torch.Tensor) -> torch.Tensor:
@@ -231,26 +226,15 @@ _FARTHEST = 128  # Distances of at least this many words share one class
 _LATENT_SCALE = 0.18215  # Factor to unit variance, published with the encoder
 
 
-class _Norm(nn.Module):
-    """Root mean square norm of the last dimension, with a gain."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight.type_as(x), eps=1e-6)
-
-
 class _TextLayer(nn.Module):
     def __init__(self, config: TextEncoder) -> None:
         super().__init__()
         inside = config.heads * HEAD_FEATURES
         self.heads = config.heads
-        self.norm = _Norm(config.width)
+        self.norm = nn.RMSNorm(config.width, eps=1e-6)
         self.query, self.key, self.value = (nn.Linear(config.width, inside, bias=False) for _ in range(3))
         self.project = nn.Linear(inside, config.width, bias=False)
-        self.mlp_norm = _Norm(config.width)
+        self.mlp_norm = nn.RMSNorm(config.width, eps=1e-6)
         self.gate, self.up = (nn.Linear(config.width, config.hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(config.hidden, config.width, bias=False)
 
@@ -265,8 +249,7 @@ class _TextLayer(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.type_as(q), scale=1.0)
         x = x + self.project(mixed.transpose(1, 2).flatten(2))
         normed = self.mlp_norm(x)
-        result: torch.Tensor = x + self.down(F.gelu(self.gate(normed), approximate="tanh") * self.up(normed))
-        return result
+        return x + self.down(F.gelu(self.gate(normed), approximate="tanh") * self.up(normed))
 
 
 class _Text(nn.Module):
@@ -275,7 +258,7 @@ class _Text(nn.Module):
         self.words = nn.Embedding(config.words, config.width)
         self.distances = nn.Embedding(DISTANCES, config.heads)
         self.layers = nn.ModuleList(_TextLayer(config) for _ in range(config.layers))
-        self.norm = _Norm(config.width)
+        self.norm = nn.RMSNorm(config.width, eps=1e-6)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         """Return (B, M, D) for (B, M) token ids."""
@@ -284,8 +267,7 @@ class _Text(nn.Module):
         x = self.words(words)
         for layer in self.layers:
             x = layer(x, bias)
-        result: torch.Tensor = self.norm(x)
-        return result
+        return self.norm(x)
 
 
 def _distance_class(distance: torch.Tensor) -> torch.Tensor:
@@ -308,8 +290,7 @@ class _Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.conv1(F.silu(self.norm1(x)))
-        result: torch.Tensor = self.skip(x) + self.conv2(F.silu(self.norm2(y)))
-        return result
+        return self.skip(x) + self.conv2(F.silu(self.norm2(y)))
 
 
 class _Mixing(nn.Module):
@@ -327,16 +308,6 @@ class _Mixing(nn.Module):
         return x + mixed.transpose(1, 2).reshape(x.shape)
 
 
-class _Halve(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
-        return result
-
-
 class _Picture(nn.Module):
     def __init__(self, config: PictureEncoder) -> None:
         super().__init__()
@@ -345,7 +316,8 @@ class _Picture(nn.Module):
         for level, out in enumerate(channels):
             stages += [_Residual(config, channels[max(level - 1, 0)], out), _Residual(config, out, out)]
             if level + 1 < len(channels):
-                stages.append(_Halve(out))
+                halve = {"pad": nn.ZeroPad2d((0, 1, 0, 1)), "conv": nn.Conv2d(out, out, 3, stride=2)}
+                stages.append(nn.Sequential(OrderedDict(halve)))
         stages += [_Residual(config, last, last), _Mixing(config, last), _Residual(config, last, last)]
         stages += [nn.GroupNorm(config.groups(last), last, eps=1e-6), nn.SiLU()]
         stages.append(nn.Conv2d(last, 2 * LATENT_CHANNELS, 3, padding=1))

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter, did_you_mean, nearest
@@ -50,8 +49,10 @@ class FileFields:
 
     architecture: str  # Name in the field ``architectures``
     sizes: Mapping[str, str]  # Required sizes: field of the file -> field of the decoder
-    optional: Mapping[str, str]  # Optional sizes: field of the file -> field of the decoder
-    flags: Mapping[str, tuple[str, ...]]  # Field of the file -> fields of the decoder that it sets to true
+    optional: Mapping[str, str] = field(default_factory=dict)
+    """Optional sizes: field of the file -> field of the decoder."""
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Field of the file -> fields of the decoder that it sets to true."""
     defaults: tuple[str, ...] = ()  # Fields of the file that are true if they are absent
     always: Mapping[str, Any] = field(default_factory=dict)
     """Values of decoder fields in every model of the architecture."""
@@ -75,7 +76,6 @@ _DEEPSEEK = FileFields(
     architecture="DeepseekV3ForCausalLM",
     sizes=_LATENT,
     optional={"q_lora_rank": "query_rank"},
-    flags={},
     always={"router_biases": True},
     expected={**_EVERY_LAYER, "topk_method": "noaux_tc"},
     other_fields=(
@@ -86,111 +86,101 @@ _DEEPSEEK = FileFields(
 _GEMMA = FileFields(
     architecture="GemmaForCausalLM",
     sizes=_OWN_HEADS,
-    optional={},
     flags={"attention_bias": _BIASES},
     defaults=("tie_word_embeddings",),
 )
 
 
-FAMILIES: Mapping[str, FileFields] = MappingProxyType(
-    {
-        "llama": _LLAMA,
-        "mistral": FileFields(architecture="MistralForCausalLM", sizes=_GROUPED, optional=_HEADS, flags={}),
-        "mixtral": FileFields(
-            architecture="MixtralForCausalLM",
-            sizes={**_GROUPED, "num_local_experts": "experts", "num_experts_per_tok": "top_k"},
-            optional=_HEADS,
-            flags={},
-        ),
-        "qwen2": FileFields(
-            architecture="Qwen2ForCausalLM", sizes=_GROUPED, optional=_HEADS, flags={}, always={"input_biases": True}
-        ),
-        "qwen3": FileFields(
-            architecture="Qwen3ForCausalLM",
-            sizes=_OWN_HEADS,
-            optional={},
-            flags={"attention_bias": _BIASES},
-            always={"head_norms": True},
-        ),
-        "qwen3_moe": FileFields(
-            architecture="Qwen3MoeForCausalLM",
-            sizes={
-                **_GROUPED,
-                "num_experts": "experts",
-                "num_experts_per_tok": "top_k",
-                "moe_intermediate_size": "expert_hidden",
-            },
-            optional=_HEADS,
-            flags={"attention_bias": _BIASES},
-            always={"head_norms": True},
-            expected={
-                "decoder_sparse_step": 1,
-                "shared_expert_intermediate_size": 0,
-                "qkv_bias": False,
-                "use_qk_norm": True,
-            },
-            other_fields=("mlp_only_layers",),
-        ),
-        "gpt_neox": FileFields(
-            architecture="GPTNeoXForCausalLM",
-            sizes=_SIZES,
-            optional={},
-            flags={"attention_bias": _BIASES},
-            defaults=("attention_bias",),
-            always={"gated": False, "layer_norms": True, "mlp_biases": True},
-        ),
-        "gpt2": FileFields(
-            architecture="GPT2LMHeadModel",
-            sizes={
-                "n_embd": "width",
-                "n_layer": "layers",
-                "n_head": "heads",
-                "vocab_size": "words",
-                "n_positions": "context",
-            },
-            optional={"n_inner": "hidden"},
-            flags={},
-            defaults=("tie_word_embeddings",),
-            always={"gated": False, "layer_norms": True, "input_biases": True, "output_bias": True, "mlp_biases": True},
-        ),
-        "deepseek_v3": _DEEPSEEK,
-        "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}, expected=_EVERY_LAYER),
-        "gemma": _GEMMA,
-        "gemma2": replace(_GEMMA, architecture="Gemma2ForCausalLM", always={"block_norms": 4}),
-        "gemma3_text": replace(
-            _GEMMA,
-            architecture="Gemma3ForCausalLM",
-            always={"block_norms": 4, "head_norms": True},
-            assumed={"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
-        ),
-        "phi3": replace(_LLAMA, architecture="Phi3ForCausalLM", flags={}, expected={"attention_bias": False}),
-        "granite": replace(_LLAMA, architecture="GraniteForCausalLM"),
-        "glm": replace(_LLAMA, architecture="GlmForCausalLM", flags={"attention_bias": ("input_biases",)}),
-        "ernie4_5": replace(
-            _LLAMA, architecture="Ernie4_5ForCausalLM", flags=_ALL_BIASES, defaults=("tie_word_embeddings",)
-        ),
-        "starcoder2": FileFields(
-            architecture="Starcoder2ForCausalLM",
-            sizes=_GROUPED,
-            optional={},
-            flags=_ALL_BIASES,
-            defaults=("use_bias", "tie_word_embeddings"),
-            always={"gated": False, "layer_norms": True},
-            expected={"mlp_type": "default", "norm_type": "layer_norm"},
-        ),
-        "nemotron": replace(_LLAMA, architecture="NemotronForCausalLM", always={"gated": False, "layer_norms": True}),
-    }
-)
+FAMILIES: Mapping[str, FileFields] = {
+    "llama": _LLAMA,
+    "mistral": FileFields(architecture="MistralForCausalLM", sizes=_GROUPED, optional=_HEADS),
+    "mixtral": FileFields(
+        architecture="MixtralForCausalLM",
+        sizes={**_GROUPED, "num_local_experts": "experts", "num_experts_per_tok": "top_k"},
+        optional=_HEADS,
+    ),
+    "qwen2": FileFields(
+        architecture="Qwen2ForCausalLM", sizes=_GROUPED, optional=_HEADS, always={"input_biases": True}
+    ),
+    "qwen3": FileFields(
+        architecture="Qwen3ForCausalLM",
+        sizes=_OWN_HEADS,
+        flags={"attention_bias": _BIASES},
+        always={"head_norms": True},
+    ),
+    "qwen3_moe": FileFields(
+        architecture="Qwen3MoeForCausalLM",
+        sizes={
+            **_GROUPED,
+            "num_experts": "experts",
+            "num_experts_per_tok": "top_k",
+            "moe_intermediate_size": "expert_hidden",
+        },
+        optional=_HEADS,
+        flags={"attention_bias": _BIASES},
+        always={"head_norms": True},
+        expected={
+            "decoder_sparse_step": 1,
+            "shared_expert_intermediate_size": 0,
+            "qkv_bias": False,
+            "use_qk_norm": True,
+        },
+        other_fields=("mlp_only_layers",),
+    ),
+    "gpt_neox": FileFields(
+        architecture="GPTNeoXForCausalLM",
+        sizes=_SIZES,
+        flags={"attention_bias": _BIASES},
+        defaults=("attention_bias",),
+        always={"gated": False, "layer_norms": True, "mlp_biases": True},
+    ),
+    "gpt2": FileFields(
+        architecture="GPT2LMHeadModel",
+        sizes={
+            "n_embd": "width",
+            "n_layer": "layers",
+            "n_head": "heads",
+            "vocab_size": "words",
+            "n_positions": "context",
+        },
+        optional={"n_inner": "hidden"},
+        defaults=("tie_word_embeddings",),
+        always={"gated": False, "layer_norms": True, "input_biases": True, "output_bias": True, "mlp_biases": True},
+    ),
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}, expected=_EVERY_LAYER),
+    "gemma": _GEMMA,
+    "gemma2": replace(_GEMMA, architecture="Gemma2ForCausalLM", always={"block_norms": 4}),
+    "gemma3_text": replace(
+        _GEMMA,
+        architecture="Gemma3ForCausalLM",
+        always={"block_norms": 4, "head_norms": True},
+        assumed={"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+    ),
+    "phi3": replace(_LLAMA, architecture="Phi3ForCausalLM", flags={}, expected={"attention_bias": False}),
+    "granite": replace(_LLAMA, architecture="GraniteForCausalLM"),
+    "glm": replace(_LLAMA, architecture="GlmForCausalLM", flags={"attention_bias": ("input_biases",)}),
+    "ernie4_5": replace(
+        _LLAMA, architecture="Ernie4_5ForCausalLM", flags=_ALL_BIASES, defaults=("tie_word_embeddings",)
+    ),
+    "starcoder2": FileFields(
+        architecture="Starcoder2ForCausalLM",
+        sizes=_GROUPED,
+        flags=_ALL_BIASES,
+        defaults=("use_bias", "tie_word_embeddings"),
+        always={"gated": False, "layer_norms": True},
+        expected={"mlp_type": "default", "norm_type": "layer_norm"},
+    ),
+    "nemotron": replace(_LLAMA, architecture="NemotronForCausalLM", always={"gated": False, "layer_norms": True}),
+}
 """Architectures by ``model_type``."""
-_SAME: Mapping[str, str] = MappingProxyType(
-    {
-        "kimi_k2": "deepseek_v3",
-        **dict.fromkeys(("internlm2", "baichuan"), "llama"),
-        **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
-        "qwen3_vl_text": "qwen3",
-        "qwen3_vl_moe_text": "qwen3_moe",
-    }
-)
+_SAME: Mapping[str, str] = {
+    "kimi_k2": "deepseek_v3",
+    **dict.fromkeys(("internlm2", "baichuan"), "llama"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
 """Model types whose language models have the fields and modules of another type."""
 _NESTED = ("text_config", "language_config", "llm_config")
 _WITHOUT_COUNT = re.compile(

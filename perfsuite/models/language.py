@@ -15,7 +15,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from perfsuite.base.errors import InvalidParameter
@@ -57,6 +56,11 @@ class LanguageModel(Model):
     def key_width(self) -> int:
         """Features of all keys of a token (K)."""
         return self.width // self.heads * self.key_heads
+
+    @property
+    def forward_flops(self) -> float:
+        """Operations of the blocks and 2 S D V for the logits."""
+        return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.vocabulary
 
     @property
     def split_widths(self) -> Mapping[str, int]:
@@ -116,11 +120,6 @@ class GroupedModel(LanguageModel):
         """V."""
         return self.words
 
-    @property
-    def forward_flops(self) -> float:
-        """Operations of the blocks and 2 S D V for the logits."""
-        return self.block_flops + 2.0 * self.sequence_length * self.width * self.words
-
     def _require_kv_heads(self) -> None:
         if self.heads % self.kv_heads:
             raise InvalidParameter(
@@ -163,13 +162,11 @@ class Gpt(LanguageModel):
     context: int = 1024  # Number of learned positions.
     sequence_length: int = 0  # Tokens of a sample (S), at most ``context``; 0: as many as ``context``.
 
-    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
-        {
-            **TRANSFORMER,
-            **{"tokens": "tied", "positions": "positions"},
-            **dict.fromkeys(("blocks.*.attention.qkv", "blocks.*.mlp.expand"), "column"),
-        }
-    )
+    parallelize: ClassVar[Mapping[str, Split]] = {
+        **TRANSFORMER,
+        **{"tokens": "tied", "positions": "positions"},
+        **dict.fromkeys(("blocks.*.attention.qkv", "blocks.*.mlp.expand"), "column"),
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,11 +214,6 @@ class Gpt(LanguageModel):
         tokens = self.tokens_per_sample
         return self.layers * (24.0 * tokens * self.width**2 + 4.0 * tokens**2 * self.width)
 
-    @property
-    def forward_flops(self) -> float:
-        """Operations of the blocks and 2 S D V for the logits."""
-        return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.vocabulary
-
     def twin(self, shape: MeshShape | None = None) -> Gpt:
         """Return two blocks with heads of 12 features."""
         heads, tokens, words = twin_sizes(shape)
@@ -256,15 +248,13 @@ class Llama(GroupedModel):
     6738415616
     """
 
-    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
-        {
-            **TRANSFORMER,
-            "tokens": "words",
-            **dict.fromkeys((f"blocks.*.attention.{part}" for part in ("query", "key", "value")), "column"),
-            **dict.fromkeys(("blocks.*.mlp.gate", "blocks.*.mlp.expand"), "column"),
-            "output": "head",
-        }
-    )
+    parallelize: ClassVar[Mapping[str, Split]] = {
+        **TRANSFORMER,
+        "tokens": "words",
+        **dict.fromkeys((f"blocks.*.attention.{part}" for part in ("query", "key", "value")), "column"),
+        **dict.fromkeys(("blocks.*.mlp.gate", "blocks.*.mlp.expand"), "column"),
+        "output": "head",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -313,7 +303,7 @@ class Llama(GroupedModel):
         )
 
 
-_LLAMA3: Mapping[str, int] = MappingProxyType({"kv_heads": 8, "words": 128256, "sequence_length": 8192})
+_LLAMA3: Mapping[str, int] = {"kv_heads": 8, "words": 128256, "sequence_length": 8192}
 
 LLAMAS = (
     Llama(name="llama2-7b", layers=32, width=4096, heads=32, kv_heads=32, hidden=11008),

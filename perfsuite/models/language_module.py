@@ -5,7 +5,9 @@ Shapes: B batch, S tokens, H heads, E features of a head, D = H x E width, V voc
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +21,18 @@ from perfsuite.models.layers import AttentionCore, Block, TrainingModule, cross_
 class TransformerBlock(Block):
     """Attention and an MLP, each with a norm before it and a residual connection."""
 
-    norm1: nn.Module
-    attention: nn.Module
-    norm2: nn.Module
-    mlp: nn.Module
+    def __init__(
+        self, checkpointing: Checkpointing, new_norm: Callable[[], nn.Module], attention: nn.Module, mlp: nn.Module
+    ) -> None:
+        super().__init__(checkpointing)
+        self.norm1, self.attention = new_norm(), attention
+        self.norm2, self.mlp = new_norm(), mlp
 
     def compute(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D) for (B, S, D) and the extra inputs of attention."""
         x, *extra_inputs = inputs
         x = x + self.attention(self.norm1(x), *extra_inputs)
-        result: torch.Tensor = x + self.mlp(self.norm2(x))
-        return result
+        return x + self.mlp(self.norm2(x))
 
 
 class LanguageAttention(nn.Module):
@@ -44,8 +47,7 @@ class LanguageAttention(nn.Module):
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D) for (B, S, H, E) queries and (B, S, K, E) keys and values."""
         mixed = self.core(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        result: torch.Tensor = self.project(mixed.transpose(1, 2).flatten(2))
-        return result
+        return self.project(mixed.transpose(1, 2).flatten(2))
 
 
 class LanguageModule(TrainingModule):
@@ -138,19 +140,7 @@ class _GptMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, D) to (B, S, D)."""
-        result: torch.Tensor = self.contract(F.gelu(self.expand(x), approximate="tanh"))
-        return result
-
-
-class GptBlock(TransformerBlock):
-    """A layer of a GPT."""
-
-    def __init__(self, config: Gpt, checkpointing: Checkpointing, attention: AttentionMethod) -> None:
-        super().__init__(checkpointing)
-        self.norm1 = nn.LayerNorm(config.width)
-        self.attention = GptAttention(config, attention)
-        self.norm2 = nn.LayerNorm(config.width)
-        self.mlp = _GptMlp(config)
+        return self.contract(F.gelu(self.expand(x), approximate="tanh"))
 
 
 class GptModule(LanguageModule):
@@ -171,17 +161,16 @@ class GptModule(LanguageModule):
 
     def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> TransformerBlock:
         """Return a new layer."""
-        return GptBlock(self.config, checkpointing, attention)
+        norm = functools.partial(nn.LayerNorm, self.config.width)
+        return TransformerBlock(checkpointing, norm, GptAttention(self.config, attention), _GptMlp(self.config))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the sum of word and position embeddings."""
-        x: torch.Tensor = self.tokens(tokens) + self.positions(self.positions_of_tokens(tokens.device))
-        return x
+        return self.tokens(tokens) + self.positions(self.positions_of_tokens(tokens.device))
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits from the last norm and the tied projection."""
-        logits: torch.Tensor = self.tokens(self.norm(x), project=True)
-        return logits
+        return self.tokens(self.norm(x), project=True)
 
 
 _ROTARY_BASE = 10000.0
@@ -195,8 +184,7 @@ class LlamaAttention(LanguageAttention):
         super().__init__(attention)
         self.head_features = config.width // config.heads
         self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, config.key_width, bias=False)
-        self.value = nn.Linear(config.width, config.key_width, bias=False)
+        self.key, self.value = (nn.Linear(config.width, config.key_width, bias=False) for _ in range(2))
         self.project = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -208,30 +196,17 @@ class LlamaAttention(LanguageAttention):
         return self.attend(_turn(query, cosines, sines), _turn(key, cosines, sines), value)
 
 
-class _LlamaMlp(nn.Module):
+class SwiGlu(nn.Module):
     """A SwiGLU MLP."""
 
-    def __init__(self, config: Llama) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.hidden, bias=False)
-        self.expand = nn.Linear(config.width, config.hidden, bias=False)
-        self.contract = nn.Linear(config.hidden, config.width, bias=False)
+        self.gate, self.expand = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.contract = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, D) to (B, S, D)."""
-        result: torch.Tensor = self.contract(F.silu(self.gate(x)) * self.expand(x))
-        return result
-
-
-class LlamaBlock(TransformerBlock):
-    """A layer of a LLaMA."""
-
-    def __init__(self, config: Llama, checkpointing: Checkpointing, attention: AttentionMethod, mlp: nn.Module) -> None:
-        super().__init__(checkpointing)
-        self.norm1 = nn.RMSNorm(config.width, eps=_EPSILON)
-        self.attention = LlamaAttention(config, attention)
-        self.norm2 = nn.RMSNorm(config.width, eps=_EPSILON)
-        self.mlp = mlp
+        return self.contract(F.silu(self.gate(x)) * self.expand(x))
 
 
 class LlamaModule(LanguageModule):
@@ -254,16 +229,16 @@ class LlamaModule(LanguageModule):
 
     def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> TransformerBlock:
         """Return a new layer."""
-        return LlamaBlock(self.config, checkpointing, attention, self.new_mlp(self.config))
+        norm = functools.partial(nn.RMSNorm, self.config.width, eps=_EPSILON)
+        return TransformerBlock(checkpointing, norm, LlamaAttention(self.config, attention), self.new_mlp())
 
-    def new_mlp(self, config: Llama) -> nn.Module:
+    def new_mlp(self) -> nn.Module:
         """Return the MLP of a layer."""
-        return _LlamaMlp(config)
+        return SwiGlu(self.config.width, self.config.hidden)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the word embeddings; blocks apply the positions."""
-        x: torch.Tensor = self.tokens(tokens)
-        return x
+        return self.tokens(tokens)
 
     def block_inputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Return the cosines and sines of the positions."""
@@ -274,8 +249,7 @@ class LlamaModule(LanguageModule):
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits from the last norm and the output projection."""
-        logits: torch.Tensor = self.output(self.norm(x))
-        return logits
+        return self.output(self.norm(x))
 
 
 def rotary_angles(positions: torch.Tensor, features: int) -> tuple[torch.Tensor, torch.Tensor]:

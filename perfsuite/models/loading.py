@@ -7,6 +7,7 @@ give number ((s x accumulation + m) x replicas + r) x micro_batch_size + b, modu
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import warnings
@@ -55,20 +56,16 @@ class Synthetic(Iterator[Mapping[str, torch.Tensor]]):
     """A few batches on the device, used in turn: loading data takes no time."""
 
     def __init__(self, model: Sampled, numbers: Iterator[list[int]], device: torch.device) -> None:
-        self._batches = [
-            {name: values.to(device) for name, values in synthetic_batch(model, next(numbers)).items()}
-            for _ in range(_DIFFERENT_BATCHES)
-        ]
-        self._next = 0
+        drawn = (synthetic_batch(model, next(numbers)) for _ in range(_DIFFERENT_BATCHES))
+        batches = [{name: values.to(device) for name, values in batch.items()} for batch in drawn]
+        self._batches = itertools.cycle(batches)
 
     def __next__(self) -> Mapping[str, torch.Tensor]:
-        batch = self._batches[self._next % len(self._batches)]
-        self._next += 1
-        return batch
+        return next(self._batches)
 
     def close(self) -> None:
         """Free the batches."""
-        self._batches = []
+        del self._batches
 
 
 class Rows(TorchDataset[dict[str, torch.Tensor]]):
@@ -98,26 +95,21 @@ class Files(Iterator[Mapping[str, torch.Tensor]]):
     def __init__(
         self, model: Sampled, dataset: Dataset, numbers: Iterator[list[int]], device: torch.device, *, num_workers: int
     ) -> None:
-        self._device = device
+        self._device, pins = device, device.type != "cpu"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="pin_memory_device is deprecated")  # torch 2.8 and newer
-            self._batches = self._read(model, dataset, numbers, num_workers)
-
-    def _read(self, model: Sampled, dataset: Dataset, numbers: Iterator[list[int]], num_workers: int) -> Iterator[Any]:
-        pins = self._device.type != "cpu"
-        # Always fork: other start methods run a server for the loaders, which stays if the rank is killed. Loaders use
-        # no device, so a fork is safe.
-        return iter(
-            DataLoader(
+            # Always fork: other start methods run a server for the loaders, which stays if the rank is killed. Loaders
+            # use no device, so a fork is safe.
+            loader = DataLoader(
                 Rows(model, dataset),
                 batch_sampler=numbers,
                 num_workers=num_workers,
                 multiprocessing_context="fork" if num_workers else None,
                 worker_init_fn=_end_with_rank,
                 pin_memory=pins,
-                pin_memory_device=self._device.type if pins else "",  # needed by torch 2.5 for devices other than CUDA
+                pin_memory_device=device.type if pins else "",  # needed by torch 2.5 for devices other than CUDA
             )
-        )
+            self._batches = iter(loader)
 
     def __next__(self) -> Mapping[str, torch.Tensor]:
         try:

@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
@@ -89,7 +88,7 @@ def hot_tokens(owner: str, tokens: int, experts: int, top_k: int, skew: float) -
     return count
 
 
-EXPERT_FEATURES: Mapping[str, int] = MappingProxyType({"gate": 2, "expand": 2, "contract": 1})
+EXPERT_FEATURES: Mapping[str, int] = {"gate": 2, "expand": 2, "contract": 1}
 """Dimension with an expert's F features, for each (E, ., .) matrix of a layer's experts."""
 
 
@@ -112,12 +111,10 @@ class Moe(Llama):
     skew: float | None = None
     """Rows of the fullest expert over the mean, 1 to E / k, imposed on the router's choice; None: not imposed."""
 
-    parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
-        {
-            **{part: how for part, how in Llama.parallelize.items() if not part.startswith("blocks.*.mlp")},
-            "blocks.*.mlp": "experts",
-        }
-    )
+    parallelize: ClassVar[Mapping[str, Split]] = {
+        **{part: how for part, how in Llama.parallelize.items() if not part.startswith("blocks.*.mlp")},
+        "blocks.*.mlp": "experts",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,11 +133,6 @@ class Moe(Llama):
             raise InvalidParameter(
                 f"balance_weight={self.balance_weight!r} of model {self.name} is below 0; choose 0 or more"
             )
-        self._require_groups()
-        if self.skew is not None:
-            hot_tokens(self.name, self.sequence_length, self.experts, self.top_k, self.skew)
-
-    def _require_groups(self) -> None:
         tokens, group = self.sequence_length, self.group_tokens
         if not isinstance(group, int) or group < 0 or (group and tokens % group):
             near = sorted(divisors(tokens, group)[:4]) if isinstance(group, int) else sorted(divisors(tokens, 0))
@@ -148,6 +140,8 @@ class Moe(Llama):
                 f"group_tokens={group!r} does not divide sequence_length={tokens} of model {self.name}; "
                 f"choose {', '.join(map(str, near))}, or 0 for the whole sample"
             )
+        if self.skew is not None:
+            hot_tokens(self.name, self.sequence_length, self.experts, self.top_k, self.skew)
 
     @property
     def routing(self) -> Routing:

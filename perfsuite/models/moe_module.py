@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfsuite.models.language import Llama
 from perfsuite.models.language_module import LlamaModule
 from perfsuite.models.layers import fill, local
 from perfsuite.models.moe import EXPERT_FEATURES, Moe, Routing
@@ -97,8 +96,7 @@ def _grouped_product(device: str, dtype: torch.dtype) -> Callable[..., torch.Ten
             found(rows, weights, offs=torch.tensor([16], dtype=torch.int32, device=device))
     except (NotImplementedError, RuntimeError):
         return None
-    product: Callable[..., torch.Tensor] = found
-    return product
+    return found
 
 
 Dispatch = Callable[[torch.Tensor, torch.Tensor, Experts], tuple[torch.Tensor, torch.Tensor]]
@@ -162,7 +160,7 @@ class MoeMlp(nn.Module):
         balance = self._balance_loss(probabilities, chosen)
         if routing.balance_weight:
             weighted = balance * routing.balance_weight
-            x = _AddLoss.apply(x, weighted, self.loss_factor)  # type: ignore[no-untyped-call] # torch does not type it
+            x = _AddLoss.apply(x, weighted, self.loss_factor)
         tokens = x.reshape(-1, shape[-1])
         route = dropless(chosen, routing.experts) if routing.capacity is None else within_capacity(chosen, routing)
         source, target, counts = route
@@ -239,10 +237,11 @@ def alone(rows: torch.Tensor, counts: torch.Tensor, experts: Experts) -> tuple[t
 class MoeModule(LlamaModule):
     """A mixture of experts."""
 
-    def new_mlp(self, config: Llama) -> nn.Module:
+    config: Moe
+
+    def new_mlp(self) -> nn.Module:
         """Return the router and experts of a layer."""
-        assert isinstance(config, Moe)
-        return MoeMlp(config.width, config.hidden, config.routing)
+        return MoeMlp(self.config.width, self.config.hidden, self.config.routing)
 
 
 def moe_layers(module: nn.Module) -> Iterator[MoeMlp]:

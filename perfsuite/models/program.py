@@ -16,7 +16,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
@@ -89,9 +88,7 @@ class PictureEncoder:
         """Numbers in convolutions with biases, two per normed channel, and one attention of 4 c^2 + 4 c."""
         convolutions = sum(into * out * kernel**2 + out for into, out, kernel, _ in self.convolutions())
         last = self.channels[-1]
-        normed = 0
-        for level, out in enumerate(self.channels):
-            normed += self.channels[max(level - 1, 0)] + 3 * out
+        normed = sum(self.channels[max(level - 1, 0)] + 3 * out for level, out in enumerate(self.channels))
         normed += 4 * last + last + last  # two blocks in the middle, before the attention, before the end
         return convolutions + 2 * normed + 4 * last**2 + 4 * last
 
@@ -155,50 +152,15 @@ class Encoders:
 
 _SD_VAE = PictureEncoder(channels=(128, 256, 512, 512))
 _TINY = PictureEncoder(channels=(8, 8, 16, 16))
-ENCODERS: Mapping[str, Encoders] = MappingProxyType(
-    {
-        "t5xxl-sdvae": Encoders(
-            text=TextEncoder(layers=24, width=4096, hidden=10240, heads=64, words=32128), picture=_SD_VAE
-        ),
-        "sdvae": Encoders(picture=_SD_VAE),
-        "tiny-text-picture": Encoders(
-            text=TextEncoder(layers=2, width=64, hidden=96, heads=2, words=128), picture=_TINY
-        ),
-        "tiny-picture": Encoders(picture=_TINY),
-    }
-)
+ENCODERS: Mapping[str, Encoders] = {
+    "t5xxl-sdvae": Encoders(
+        text=TextEncoder(layers=24, width=4096, hidden=10240, heads=64, words=32128), picture=_SD_VAE
+    ),
+    "sdvae": Encoders(picture=_SD_VAE),
+    "tiny-text-picture": Encoders(text=TextEncoder(layers=2, width=64, hidden=96, heads=2, words=128), picture=_TINY),
+    "tiny-picture": Encoders(picture=_TINY),
+}
 """Encoders by name: of Open-Sora, of Latte, and small ones for tests."""
-
-
-def find_encoders(name: str, model: Model) -> Encoders | None:
-    """Return the encoders of this name, None for ``none``; raises InvalidParameter if ``model`` cannot have them."""
-    if name == "none":
-        return None
-    if name not in ENCODERS:
-        raise InvalidParameter(f"encoders={name!r} are unknown; {did_you_mean(name, ('none', *ENCODERS))}")
-    encoders = ENCODERS[name]
-    if not isinstance(model, Dit):
-        raise InvalidParameter(
-            f"encoders={name!r} encode videos, and model {model.name} does not take videos; leave encoders out"
-        )
-    if model.channels != LATENT_CHANNELS:
-        raise InvalidParameter(
-            f"encoders={name!r} give latents of {LATENT_CHANNELS} channels, and model {model.name} has "
-            f"channels={model.channels}; make them equal"
-        )
-    if encoders.text is not None:
-        caption = getattr(model, "caption_width", None)
-        if caption is None:
-            raise InvalidParameter(
-                f"encoders={name!r} read captions, and model {model.name} has none; choose encoders without text, "
-                "such as sdvae"
-            )
-        if encoders.text.width != caption:
-            raise InvalidParameter(
-                f"encoders={name!r} give words of {encoders.text.width} features, and model {model.name} takes "
-                f"caption_width={caption}; make them equal"
-            )
-    return encoders
 
 
 _EMA_DTYPES = ("none", "fp32", "bf16", "fp16")
@@ -257,8 +219,35 @@ class Program:
             )
 
     def find_encoders(self, model: Model) -> Encoders | None:
-        """Return the frozen encoders before ``model``, or None."""
-        return find_encoders(self.encoders, model)
+        """Return the frozen encoders before ``model``, or None; raises InvalidParameter if it cannot have them."""
+        name = self.encoders
+        if name == "none":
+            return None
+        if name not in ENCODERS:
+            raise InvalidParameter(f"encoders={name!r} are unknown; {did_you_mean(name, ('none', *ENCODERS))}")
+        encoders = ENCODERS[name]
+        if not isinstance(model, Dit):
+            raise InvalidParameter(
+                f"encoders={name!r} encode videos, and model {model.name} does not take videos; leave encoders out"
+            )
+        if model.channels != LATENT_CHANNELS:
+            raise InvalidParameter(
+                f"encoders={name!r} give latents of {LATENT_CHANNELS} channels, and model {model.name} has "
+                f"channels={model.channels}; make them equal"
+            )
+        if encoders.text is not None:
+            caption = getattr(model, "caption_width", None)
+            if caption is None:
+                raise InvalidParameter(
+                    f"encoders={name!r} read captions, and model {model.name} has none; choose encoders without text, "
+                    "such as sdvae"
+                )
+            if encoders.text.width != caption:
+                raise InvalidParameter(
+                    f"encoders={name!r} give words of {encoders.text.width} features, and model {model.name} takes "
+                    f"caption_width={caption}; make them equal"
+                )
+        return encoders
 
     def inputs(self, model: Model) -> Sampled:
         """Return the owner of a data set's samples: the model, or its encoders' inputs."""

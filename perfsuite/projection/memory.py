@@ -334,7 +334,8 @@ def _held(schedule: str, ranks: int, num_micro_batches: int, stages_per_rank: in
     """Return the largest number of micro-batches times stages that each rank holds, from its order of actions."""
     counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
     check_counts(schedule, **counts)
-    return tuple(_most_held(order) for order in find_schedule(schedule).generate(**counts))
+    generate = find_schedule(schedule).generate
+    return tuple(_most_held(generate(rank, **counts)) for rank in range(ranks))
 
 
 def _most_held(order: Order) -> int:

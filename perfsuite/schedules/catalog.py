@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, nearest
@@ -15,8 +14,8 @@ from perfsuite.schedules import orders
 from perfsuite.schedules.schedule import Order, Placement, Schedule
 
 _KEPT = 8  # Schedules in the cache; 64 stages of 1024 micro-batches are 131,072 actions: about a second and 10 MB.
-Generator = Callable[..., tuple[Order, ...]]
-"""Makes an order per rank from ``ranks``, ``num_micro_batches`` and ``stages_per_rank``, all by keyword."""
+Generator = Callable[..., Order]
+"""Makes the order of a rank from its number, and from ``ranks``, ``num_micro_batches`` and ``stages_per_rank``."""
 Count = int | Fraction  # A fraction where a published table gives only an interval.
 
 
@@ -57,8 +56,6 @@ class ScheduleSpec:
     count_rule: str = "at least 1"  # The rule of ``legal_count`` in words.
     bubble: Callable[[int, int, int], Fraction] | None = None
     """bubble_ratio of equal stages from (p, m, v); None where it depends on the durations of F, I and W."""
-    torch_name: str = ""
-    """Name for ``get_schedule_class`` of torch.distributed.pipelining; empty where torch has no such class."""
 
 
 _IN_ROUNDS: Mapping[str, Any] = {
@@ -75,15 +72,14 @@ _V_SHAPED: Mapping[str, Any] = {
 }
 _SPECS = (
     ScheduleSpec(name="naive", title="Naive", generate=orders.naive, bubble=naive_bubble),
-    ScheduleSpec(name="gpipe", title="GPipe", generate=orders.gpipe, bubble=fill_drain_bubble, torch_name="GPipe"),
-    ScheduleSpec(name="1f1b", title="1F1B", generate=orders.one_f_one_b, bubble=fill_drain_bubble, torch_name="1F1B"),
+    ScheduleSpec(name="gpipe", title="GPipe", generate=orders.gpipe, bubble=fill_drain_bubble),
+    ScheduleSpec(name="1f1b", title="1F1B", generate=orders.one_f_one_b, bubble=fill_drain_bubble),
     ScheduleSpec(
         name="interleaved_1f1b",
         title="Interleaved 1F1B",
         generate=orders.interleaved_1f1b,
         **_IN_ROUNDS,
         bubble=fill_drain_bubble,
-        torch_name="Interleaved1F1B",
     ),
     ScheduleSpec(
         name="looped_bfs",
@@ -92,7 +88,6 @@ _SPECS = (
         fewest_stages_per_rank=2,
         most_stages_per_rank=None,
         bubble=fill_drain_bubble,
-        torch_name="LoopedBFS",
     ),
     ScheduleSpec(
         name="interleaved_zero_bubble",
@@ -100,15 +95,8 @@ _SPECS = (
         generate=orders.interleaved_zero_bubble,
         **_IN_ROUNDS,
         splits_backward=True,
-        torch_name="InterleavedZeroBubble",
     ),
-    ScheduleSpec(
-        name="zbv",
-        title="ZBV",
-        generate=orders.zbv,
-        **_V_SHAPED,
-        torch_name="ZBVZeroBubble",
-    ),
+    ScheduleSpec(name="zbv", title="ZBV", generate=orders.zbv, **_V_SHAPED),
     ScheduleSpec(
         name="dualpipev",
         title="DualPipeV",
@@ -116,11 +104,10 @@ _SPECS = (
         **_V_SHAPED,
         legal_count=lambda ranks, num_micro_batches: num_micro_batches >= 2 * ranks,
         count_rule="at least 2 x ranks, one per stage",
-        torch_name="DualPipeV",
     ),
 )
 
-SCHEDULES: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
+SCHEDULES: Mapping[str, ScheduleSpec] = {spec.name: spec for spec in _SPECS}
 """By name; a new schedule is one generator and one row."""
 
 
@@ -170,14 +157,9 @@ def make_schedule(name: str, *, ranks: int, num_micro_batches: int, stages_per_r
 @functools.lru_cache(maxsize=_KEPT)
 def _make(name: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Schedule:
     spec = find_schedule(name)
-    return Schedule(
-        name=name,
-        ranks=ranks,
-        stages_per_rank=stages_per_rank,
-        num_micro_batches=num_micro_batches,
-        placement=spec.placement,
-        orders=spec.generate(ranks=ranks, num_micro_batches=num_micro_batches, stages_per_rank=stages_per_rank),
-    )
+    counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
+    orders = tuple(spec.generate(rank, **counts) for rank in range(ranks))
+    return Schedule(name=name, placement=spec.placement, orders=orders, **counts)
 
 
 def formula_bubble(schedule: Schedule) -> float | None:
@@ -186,21 +168,6 @@ def formula_bubble(schedule: Schedule) -> float | None:
     if spec.bubble is None:
         return None
     return float(spec.bubble(schedule.ranks, schedule.num_micro_batches, schedule.stages_per_rank))
-
-
-def micro_batch_size(batch_size: int, num_micro_batches: int) -> int:
-    """Return the samples per micro-batch; raises InvalidParameter with the divisors where the batch does not split.
-
-    >>> micro_batch_size(32, 8)
-    4
-    """
-    if batch_size < 1 or num_micro_batches < 1 or batch_size % num_micro_batches:
-        divisors = [count for count in range(1, batch_size + 1) if batch_size % count == 0]
-        raise InvalidParameter(
-            f"num_micro_batches={num_micro_batches} does not divide the batch of {batch_size} samples; "
-            f"choose {_either(divisors) if divisors else 'a batch of at least 1'}"
-        )
-    return batch_size // num_micro_batches
 
 
 def _nearest_counts(spec: ScheduleSpec, ranks: int, num_micro_batches: int) -> list[int]:
@@ -212,5 +179,5 @@ def _nearest_counts(spec: ScheduleSpec, ranks: int, num_micro_batches: int) -> l
 
 def _either(choices: list[str] | list[int]) -> str:
     """Return ``1, 2 or 4``."""
-    words = [str(choice) for choice in choices]
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    *others, last = map(str, choices)
+    return f"{', '.join(others)} or {last}" if others else last

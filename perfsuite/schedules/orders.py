@@ -1,4 +1,4 @@
-"""Orders of the actions of every schedule.
+"""Orders of the actions of every schedule, for one rank.
 
 Schedules on stages placed in a loop alternate forwards and backwards after a warm-up.  All six have one rule: a rank
 runs ``warm_up`` forwards, then one forward and one backward in turn, then the other backwards.  They differ in the
@@ -41,21 +41,21 @@ def _one_stage(rank: int, num_micro_batches: int, warm_up: int) -> Order:
     return alternate(_actions("forward", rank, numbers), _actions("backward", rank, numbers), warm_up=warm_up)
 
 
-def naive(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
-    """Return orders in which one rank works at a time: each micro-batch ends before the next one starts."""
-    return tuple(_one_stage(rank, num_micro_batches, 0) for rank in range(ranks))
+def naive(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
+    """Return an order in which one rank works at a time: each micro-batch ends before the next one starts."""
+    return _one_stage(rank, num_micro_batches, 0)
 
 
-def gpipe(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
+def gpipe(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
     """Return all forwards, then all backwards; a rank holds the activations of all micro-batches at once."""
-    return tuple(_one_stage(rank, num_micro_batches, num_micro_batches) for rank in range(ranks))
+    return _one_stage(rank, num_micro_batches, num_micro_batches)
 
 
-def one_f_one_b(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
+def one_f_one_b(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
     """Return p - 1 - r forwards of rank r, then one forward and one backward in turn: at most p - r in flight.  The
     bubble is as large as in GPipe. The paper calls the schedule PipeDream-flush.
     """
-    return tuple(_one_stage(rank, num_micro_batches, ranks - 1 - rank) for rank in range(ranks))
+    return _one_stage(rank, num_micro_batches, ranks - 1 - rank)
 
 
 def _in_rounds(kind: Kind, stages: Sequence[int], num_micro_batches: int, per_round: int) -> list[Action]:
@@ -69,9 +69,9 @@ def _in_rounds(kind: Kind, stages: Sequence[int], num_micro_batches: int, per_ro
 
 
 def _interleave(
-    rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int, backward: Kind, ahead_per_rank: int
+    rank: int, ranks: int, num_micro_batches: int, stages_per_rank: int, *, backward: Kind, ahead_per_rank: int
 ) -> Order:
-    """Return the order of one rank; its warm-up is v - 1 rounds and ``ahead_per_rank`` for each later rank."""
+    """Return the interleaved order; its warm-up is v - 1 rounds and ``ahead_per_rank`` for each later rank."""
     stages = stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement="loop")
     # The paper uses p and needs a multiple of p micro-batches.  As in torch, m is a multiple of max(1, m // p) here.
     per_round = num_micro_batches // max(1, num_micro_batches // ranks)
@@ -82,46 +82,32 @@ def _interleave(
     )
 
 
-def interleaved_1f1b(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
+def interleaved_1f1b(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
     """Return 1F1B over v stages per rank in rounds: the bubble is v times smaller, with v times the messages."""
-    counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
-    return tuple(_interleave(rank, **counts, backward="backward", ahead_per_rank=2) for rank in range(ranks))
+    return _interleave(rank, ranks, num_micro_batches, stages_per_rank, backward="backward", ahead_per_rank=2)
 
 
-def looped_bfs(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
-    """Return orders in which a stage runs all micro-batches before the next stage; backwards in reverse."""
-    orders = []
-    for rank in range(ranks):
-        stages = stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement="loop")
-        forwards = _in_rounds("forward", stages, num_micro_batches, num_micro_batches)
-        backwards = [dataclasses.replace(forward, kind="backward") for forward in forwards[::-1]]
-        orders.append(alternate(forwards, backwards, warm_up=len(forwards)))
-    return tuple(orders)
+def looped_bfs(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
+    """Return an order in which a stage runs all micro-batches before the next stage; backwards in reverse."""
+    stages = stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement="loop")
+    forwards = _in_rounds("forward", stages, num_micro_batches, num_micro_batches)
+    backwards = [dataclasses.replace(forward, kind="backward") for forward in forwards[::-1]]
+    return alternate(forwards, backwards, warm_up=len(forwards))
 
 
-def interleaved_zero_bubble(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
+def interleaved_zero_bubble(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
     """Return interleaved 1F1B with half the warm-up and weight gradients that fill the waits (ZB-H1)."""
-    counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
-    orders = (_interleave(rank, **counts, backward="backward_input", ahead_per_rank=1) for rank in range(ranks))
-    return tuple(_defer_weights(order, lag=rank) for rank, order in enumerate(orders))
-
-
-def _defer_weights(order: Order, *, lag: int) -> Order:
-    """Return the order with each weight gradient ``lag`` input gradients after its own; the others come last.  With lag
-    r, every rank holds as many activations as with 1F1B.
-    """
-    weights = [
-        dataclasses.replace(action, kind="backward_weight") for action in order if action.kind == "backward_input"
-    ]
-    left = iter(weights)
+    order = _interleave(rank, ranks, num_micro_batches, stages_per_rank, backward="backward_input", ahead_per_rank=1)
+    # Each weight gradient comes r input gradients after its own: all ranks hold as many activations as with 1F1B.
+    weights: deque[Action] = deque()
     deferred: list[Action] = []
-    inputs = 0
     for action in order:
         deferred.append(action)
-        inputs += action.kind == "backward_input"
-        if action.kind == "backward_input" and inputs > lag:
-            deferred.append(next(left))
-    return (*deferred, *left)
+        if action.kind == "backward_input":
+            weights.append(dataclasses.replace(action, kind="backward_weight"))
+            if len(weights) > rank:
+                deferred.append(weights.popleft())
+    return (*deferred, *weights)
 
 
 @dataclass(kw_only=True)
@@ -145,24 +131,12 @@ class _Row:
         self.run("backward_input", stage)
         self.run("backward_weight", stage)
 
-    def run_weights_left(self, stage: int) -> None:
-        """Append every weight gradient of ``stage`` whose input gradient has run."""
-        while self.count["backward_weight", stage] < self.count["backward_input", stage]:
-            self.run("backward_weight", stage)
 
-
-def zbv(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
+def zbv(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
     """Return zero bubble on a V: in the steady state no rank waits if F, I and W are equally long.  The order is made
     for at least 2p - 1 micro-batches, which fill the V; micro-batches beyond m are dropped.
     """
     filled = max(2 * ranks - 1, num_micro_batches)
-    return tuple(
-        tuple(action for action in _zbv_row(rank, ranks, filled) if action.micro_batch < num_micro_batches)
-        for rank in range(ranks)
-    )
-
-
-def _zbv_row(rank: int, ranks: int, num_micro_batches: int) -> Order:
     a, b = rank, 2 * ranks - 1 - rank
     row = _Row()
     # Warm-up: as far ahead on a as a micro-batch takes to come back on b.
@@ -175,8 +149,8 @@ def _zbv_row(rank: int, ranks: int, num_micro_batches: int) -> Order:
         row.run("forward", b)
         row.run_split(b)
     # Steady: one forward and one whole backward on a, the same on b.
-    while row.count["forward", b] < num_micro_batches:
-        if row.count["forward", a] < num_micro_batches:
+    while row.count["forward", b] < filled:
+        if row.count["forward", a] < filled:
             row.run("forward", a)
         row.run_split(a)
         row.run("forward", b)
@@ -188,17 +162,14 @@ def _zbv_row(rank: int, ranks: int, num_micro_batches: int) -> Order:
     for _ in range(ranks - rank):
         row.run("backward_input", a)
         row.run("backward_weight", a)
-    row.run_weights_left(b)
-    row.run_weights_left(a)
-    return tuple(row.actions)
+    for stage in (b, a):
+        while row.count["backward_weight", stage] < row.count["backward_input", stage]:
+            row.run("backward_weight", stage)
+    return tuple(action for action in row.actions if action.micro_batch < num_micro_batches)
 
 
-def dualpipev(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
-    """Return orders that overlap the forward of one stage with the backward of the other; needs m >= 2p."""
-    return tuple(_dualpipev_row(rank, ranks, num_micro_batches) for rank in range(ranks))
-
-
-def _dualpipev_row(rank: int, ranks: int, num_micro_batches: int) -> Order:
+def dualpipev(rank: int, *, ranks: int, num_micro_batches: int, stages_per_rank: int) -> Order:
+    """Return an order that overlaps the forward of one stage with the backward of the other; needs m >= 2p."""
     a, b = rank, 2 * ranks - 1 - rank
     behind = ranks - 1 - rank
     row = _Row()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.record.step import Timeline
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules.catalog import make_schedule
 from perfsuite.schedules.schedule import LETTERS, Action, Durations, Schedule, simulate
 
@@ -58,13 +58,13 @@ class StageTimes:
         return (self.backward_input_s if action.kind == "backward_input" else self.backward_weight_s)[stage]
 
 
+def _actions(timeline: Timeline) -> list[TimelineEvent]:
+    return [event for event in timeline.events if event.kind in LETTERS]
+
+
 def durations_of(timeline: Timeline) -> Durations:
     """Return the durations in ``timeline``; they raise InvalidParameter for an action that it lacks."""
-    took = {
-        (event.kind, event.stage, event.micro_batch): event.end_s - event.start_s
-        for event in timeline.events
-        if event.kind in LETTERS
-    }
+    took = {(event.kind, event.stage, event.micro_batch): event.end_s - event.start_s for event in _actions(timeline)}
 
     def seconds(action: Action) -> float:
         try:
@@ -80,9 +80,8 @@ def durations_of(timeline: Timeline) -> Durations:
 def evened_durations(timeline: Timeline) -> Durations:
     """Return the mean durations of each kind over the stages: those of a perfectly balanced split."""
     took: dict[str, list[float]] = defaultdict(list)
-    for event in timeline.events:
-        if event.kind in LETTERS:
-            took[event.kind].append(event.end_s - event.start_s)
+    for event in _actions(timeline):
+        took[event.kind].append(event.end_s - event.start_s)
     mean: dict[str, float] = {kind: sum(seconds) / len(seconds) for kind, seconds in took.items()}
     return lambda action: mean[action.kind]
 
@@ -114,10 +113,9 @@ def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: f
         )
     by_rank: dict[int, float] = defaultdict(float)
     by_stage: dict[int, float] = defaultdict(float)
-    for event in timeline.events:
-        if event.kind in LETTERS:
-            by_rank[event.rank] += event.end_s - event.start_s
-            by_stage[event.stage] += event.end_s - event.start_s
+    for event in _actions(timeline):
+        by_rank[event.rank] += event.end_s - event.start_s
+        by_stage[event.stage] += event.end_s - event.start_s
     simulated = simulate(schedule, durations_of(timeline), communication_s=communication_s, detail=True)
     rank = max(range(schedule.ranks), key=lambda index: by_rank[index])
     return Imbalance(
@@ -161,7 +159,7 @@ def schedule_of(timeline: Timeline) -> Schedule:
     Raises InvalidParameter for a schedule that is not in the catalog, and for a stage on another rank than in the
     schedule.  :func:`durations_of` checks that no action is missing.
     """
-    actions = [event for event in timeline.events if event.kind in LETTERS]
+    actions = _actions(timeline)
     stages = 1 + max((event.stage for event in actions), default=-1)
     micro_batches = 1 + max((event.micro_batch for event in actions), default=-1)
     name = timeline.schedule or "a pipeline"

@@ -202,11 +202,6 @@ class Schedule:
         return any(action.kind == "backward_input" for order in self.orders for action in order)
 
     @property
-    def num_actions(self) -> int:
-        """Return the number of actions on all ranks."""
-        return sum(len(order) for order in self.orders)
-
-    @property
     def rank_of_stage(self) -> tuple[int, ...]:
         """Return the rank of each stage."""
         placed = [0] * self.num_stages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
@@ -47,30 +46,26 @@ class Single(Strategy):
         return Trainer(rank, plan, module=module, optimizer=make_optimizer(module, plan))
 
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {
-        "single": Single(),
-        "ddp": Ddp(),
-        "fsdp": Fsdp(),
-        "zero_redundancy": ZeroRedundancy(),
-        "zero0": Zero(stage=0),
-        "zero1": Zero(stage=1),
-        "zero2": Zero(stage=2),
-        "zero3": Zero(stage=3),
-        "hybrid": Hybrid(),
-    }
-)
+STRATEGIES: Mapping[str, Strategy] = {
+    "single": Single(),
+    "ddp": Ddp(),
+    "fsdp": Fsdp(),
+    "zero_redundancy": ZeroRedundancy(),
+    "zero0": Zero(stage=0),
+    "zero1": Zero(stage=1),
+    "zero2": Zero(stage=2),
+    "zero3": Zero(stage=3),
+    "hybrid": Hybrid(),
+}
 """Every strategy by name, with its default options."""
 
 
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
-    {
-        "bool": ((bool,), "True or False"),
-        "int": ((int,), "a whole number"),
-        "float": ((int, float), "a number"),
-        "str": ((str,), "a text"),
-    }
-)
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "True or False"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a text"),
+}
 """Annotation of an option -> types of its value, and their words in a message."""
 
 

@@ -54,13 +54,8 @@ def require_context(method: str, *, length: int, heads: int, key_heads: int, cp:
             f"sequence_length={length} is not a multiple of {chunks}: context={method!r} gives each of cp={cp} ranks "
             f"{part} of equal size; choose {nearest_multiples(length, chunks)}"
         )
-    if method in SPREADS_HEADS:
-        _require_heads(method, heads=heads, key_heads=key_heads, cp=cp, tp=tp)
-
-
-def _require_heads(method: str, *, heads: int, key_heads: int, cp: int, tp: int) -> None:
     for name, number in (("heads", heads), ("key heads", key_heads)):
-        if number // tp % cp:
+        if method in SPREADS_HEADS and number // tp % cp:
             legal = [size for size in range(1, cp) if heads // tp % size == key_heads // tp % size == 0]
             of_rank = f"{number // tp} {name} of a tp rank ({number} over tp={tp})" if tp > 1 else f"{number} {name}"
             raise InvalidParameter(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,9 +67,7 @@ class RingCore(nn.Module):
         ring = _Around(self.group, choose_kernel(self.method, self.kernels, own), self.zigzag)
         # The linear layers before have chosen the dtype; kernels use it.
         with torch.autocast(query.device.type, enabled=False):
-            out = cast(Any, _Ring).apply(query, key, value, ring)
-        assert isinstance(out, torch.Tensor)
-        return out
+            return _Ring.apply(query, key, value, ring)
 
 
 class _Shift:
@@ -269,29 +267,24 @@ class UlyssesCore(nn.Module):
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Return this rank's (B, H, S, E) for its (B, H, S, E) queries and (B, K, S, E) keys and values."""
+        ranks = dist.get_world_size(self.group)
         # All three messages start before the first wait.
-        sent = [_exchange(torch.stack(x.chunk(self._ranks, dim=1)), self.group) for x in (query, key, value)]
+        sent = [_exchange(torch.stack(x.chunk(ranks, dim=1)), self.group) for x in (query, key, value)]
         out = self.core(*(torch.cat(_wait_along_cp(x).unbind(0), dim=2) for x in sent))
-        back = _exchange(torch.stack(out.chunk(self._ranks, dim=2)), self.group)
+        back = _exchange(torch.stack(out.chunk(ranks, dim=2)), self.group)
         return torch.cat(_wait_along_cp(back).unbind(0), dim=1)
-
-    @property
-    def _ranks(self) -> int:
-        return dist.get_world_size(self.group)
 
 
 def _exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Exchange (P, ...): part p goes to rank p; the p-th part of the result came from there."""
     if dist.get_world_size(group) == 1:
         return x
-    exchanged: torch.Tensor = functional.all_to_all_single_autograd(x, None, None, group)
-    return exchanged
+    return functional.all_to_all_single_autograd(x, None, None, group)
 
 
 def _wait_along_cp(x: torch.Tensor) -> torch.Tensor:
     """Wait here and not in torch at the first use, so that reports name this place."""
-    arrived: torch.Tensor = functional.wait_tensor(x)  # type: ignore[no-untyped-call]  # torch does not type it
-    return arrived
+    return functional.wait_tensor(x)
 
 
 class _Attention(nn.Module):
@@ -318,11 +311,9 @@ class TorchCore(nn.Module):
             if chosen_backend(query, key, value, causal=True) in (SDPBackend.MATH.value, SDPBackend.ERROR.value):
                 raise _unsupported(query, f"attention={self.method!r} has no fused kernel here")
             try:
-                out = self.spread(query, key, value)
+                return self.spread(query, key, value)
             except NotImplementedError as error:
                 raise _unsupported(query, first_line(error)) from error
-        assert isinstance(out, torch.Tensor)
-        return out
 
 
 def _unsupported(query: torch.Tensor, why: str) -> UnsupportedCase:

@@ -22,7 +22,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Plan
 from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies.base import NARROW_TOLERANCE, Strategy, require_choice, require_hsdp
-from perfsuite.strategies.traffic import SHARDED, Call, ddp_traffic, fsdp_traffic, zero_redundancy_traffic
+from perfsuite.strategies.traffic import SHARDED, Call, ddp_traffic, fsdp_traffic
 
 if TYPE_CHECKING:
     import torch
@@ -57,10 +57,8 @@ class Ddp(Strategy):
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
         """Return the messages: every gradient once, in buckets."""
-        tally = ddp_traffic(
-            plan, shape, bucket_bytes=self.bucket_bytes, item_bytes=4 if self.compression == "none" else 2
-        )
-        return None if tally is None else tally.calls()
+        item_bytes = 4 if self.compression == "none" else 2
+        return ddp_traffic(plan, shape, bucket_bytes=self.bucket_bytes, item_bytes=item_bytes)
 
     def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
         """Return overlap and dtype of the gradients; nothing is spread."""
@@ -76,17 +74,8 @@ class Ddp(Strategy):
         from perfsuite.strategies.trainer import Trainer, make_optimizer, new_whole_module
 
         module = new_whole_module(rank, plan)
-        unit = wrap(module, rank, self)
-        optimizer = make_optimizer(module, plan)
-        return Trainer(
-            rank,
-            plan,
-            module=module,
-            unit=unit,
-            optimizer=optimizer,
-            hold=hold(unit),
-            sends_fp16=self.compression == "fp16",
-        )
+        unit, optimizer, narrow = wrap(module, rank, self), make_optimizer(module, plan), self.compression == "fp16"
+        return Trainer(rank, plan, module=module, unit=unit, optimizer=optimizer, hold=hold(unit), sends_fp16=narrow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +95,7 @@ class ZeroRedundancy(Strategy):
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
         """Return the messages of DDP, and every parameter's new value."""
-        tally = zero_redundancy_traffic(plan, shape, bucket_bytes=self.bucket_mib * 2**20)
-        return None if tally is None else tally.calls()
+        return ddp_traffic(plan, shape, bucket_bytes=self.bucket_mib * 2**20, sends_values=True)
 
     def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
         """Return the sharding: the optimizer's state is spread."""
@@ -173,7 +161,7 @@ def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
     """Return a hook that sends narrow buckets; DDP refuses torch's own bf16 hook by name on some backends."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    compress = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[dtype]
+    compress = getattr(default_hooks, f"{dtype}_compress_hook")
 
     def send_narrow(state: Any, bucket: Any) -> Any:
         return compress(state, bucket)
@@ -316,12 +304,20 @@ class DataParallel:
             plan.half or any(shape.size(axis) > 1 for axis in ("dp_replicate", *axes)) for axes in (shared, own)
         )
         self._kept: set[nn.Parameter] = set()
-        self._reshard = reshard
+        self._reshard, self._replicate = reshard, replicate
         if self.active:
+            api = fsdp_api(rank)
             # Old torch cannot leave parameters out: then experts without a copy are spread over this rank alone.
-            ignores = "ignored_params" in inspect.signature(fsdp_api(rank).fully_shard).parameters  # 2.5 does not
+            ignores = "ignored_params" in inspect.signature(api.fully_shard).parameters  # 2.5 does not
             self._spreads_experts = self._spreads_experts or not ignores
-            self._spread = _spreader(rank, plan, replicate=replicate)
+            self._shard: Any = _replicate() if replicate else sharder(rank)
+            self._options: dict[str, Any] = {}
+            if plan.half:
+                dtype = rank.dtype(plan.dtype)
+                # Inputs have the right dtype already: angles of positions stay wide.
+                self._options["mp_policy"] = api.MixedPrecisionPolicy(
+                    param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False
+                )
             self._mesh = _mesh(rank, shared, replicate=replicate)
             self._own_mesh = _mesh(rank, own, replicate=replicate)
 
@@ -341,6 +337,14 @@ class DataParallel:
         if self.active:
             self._spread(module, self._mesh, self._kept, False)
 
+    def _spread(self, part: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter], reshard: bool) -> None:
+        options = {**self._options, "mesh": mesh}
+        if ignored := kept & set(part.parameters()):
+            options["ignored_params"] = ignored
+        if not self._replicate:
+            options["reshard_after_forward"] = reshard
+        self._shard(part, **options)
+
 
 def _mesh(rank: Rank, axes: tuple[str, ...], *, replicate: bool) -> DeviceMesh:
     """Return a mesh of one dimension over ``axes``; if dp_replicate keeps copies, it is a second dimension before."""
@@ -354,30 +358,6 @@ def _mesh(rank: Rank, axes: tuple[str, ...], *, replicate: bool) -> DeviceMesh:
         warnings.filterwarnings("ignore", message="Slicing a flattened dim")
         sliced: DeviceMesh = root["dp_replicate", names[0]]
     return sliced
-
-
-def _spreader(rank: Rank, plan: Plan, *, replicate: bool) -> Any:
-    import torch
-
-    api, fully_shard = fsdp_api(rank), sharder(rank)
-    options: dict[str, Any] = {}
-    if plan.half:
-        narrow = getattr(torch, DTYPES[plan.dtype])
-        # Inputs have the right dtype already: angles of positions stay wide.
-        options["mp_policy"] = api.MixedPrecisionPolicy(
-            param_dtype=narrow, reduce_dtype=narrow, cast_forward_inputs=False
-        )
-    copies = _replicate() if replicate else None
-
-    def spread(part: nn.Module, mesh: DeviceMesh, kept: set[nn.Parameter], reshard: bool) -> None:
-        ignored = kept & set(part.parameters())
-        extra = {**options, **({"ignored_params": ignored} if ignored else {})}
-        if copies is not None:
-            copies(part, mesh=mesh, **extra)
-        else:
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **extra)
-
-    return spread
 
 
 def _replicate() -> Any:

@@ -51,17 +51,12 @@ def require(model: Model, shape: MeshShape, *, sequence_parallel: bool = True, z
             f"tp={tp} does not divide hidden={model.hidden} of the experts of model {model.name}; "
             f"choose {_divisors(math.gcd(model.hidden, model.heads))}"
         )
-    _require_groups(model, shape, zigzag=zigzag)
-
-
-def _require_groups(model: Moe, shape: MeshShape, *, zigzag: bool) -> None:
-    """Raise InvalidParameter unless tokens that share a capacity are on one rank: otherwise drops would differ."""
-    cp, tp, tokens = shape.size("cp"), shape.size("tp"), model.sequence_length
+    cp, tokens = shape.size("cp"), model.sequence_length
     if model.capacity_factor is None or cp * tp == 1:
         return
     held = math.gcd(tokens // (2 * cp if zigzag and cp > 1 else cp), tokens // (cp * tp))
     group = model.routing.group_tokens
-    if held % group:
+    if held % group:  # tokens that share a capacity are on several ranks, so drops would differ
         raise InvalidParameter(
             f"group_tokens={group} of model {model.name} share a capacity, but mesh {shape} gives a rank {held} "
             f"neighbouring tokens; choose group_tokens={_divisors(held)}, or capacity_factor=None"
@@ -97,11 +92,27 @@ def keep_own(module: nn.Module, rank: Rank) -> None:
 
 def connect(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -> None:
     """Connect the dispatch of rows; every rank has its part of the experts and their values."""
-    from perfsuite.models.moe_module import moe_layers
+    import torch
 
+    from perfsuite.models.moe_module import SampleSplit, moe_layers
+    from perfsuite.strategies.expert_dispatch import Dispatcher
+
+    shape, at = rank.shape, rank.shape.coordinates(rank.rank)
+    groups = {axis: rank.group(axis) for axis in ("ep", "cp", "tp") if shape.size(axis) > 1}
     for layer in moe_layers(module):
         _lay_out_over_tp(layer, rank)
-        _connect(layer, rank, places)
+        if groups.keys() & {"ep", "tp"}:
+            even = layer.routing.capacity is not None
+            layer.dispatch = Dispatcher(groups.get("ep"), groups.get("tp"), even=even)
+        if groups.keys() & {"cp", "tp"}:
+            length = layer.routing.sequence_length
+            held = torch.arange(length) if places is None else places.cpu()
+            layer.split = SampleSplit(
+                places=held.chunk(shape.size("tp"))[at.get("tp", 0)],
+                length=length,
+                add_up=functools.partial(_add_up, [groups[axis] for axis in ("cp", "tp") if axis in groups]),
+                averaged=shape.size("cp"),
+            )
 
 
 def expert_modules(module: nn.Module) -> Iterator[Experts]:
@@ -132,28 +143,6 @@ def _lay_out_over_tp(layer: MoeMlp, rank: Rank) -> None:
     for name, dim in EXPERT_FEATURES.items():
         part = getattr(layer.experts, name).detach()
         setattr(layer.experts, name, nn.Parameter(DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)))
-
-
-def _connect(layer: MoeMlp, rank: Rank, places: torch.Tensor | None) -> None:
-    import torch
-
-    from perfsuite.models.moe_module import SampleSplit
-    from perfsuite.strategies.expert_dispatch import Dispatcher
-
-    shape, at = rank.shape, rank.shape.coordinates(rank.rank)
-    groups = {axis: rank.group(axis) for axis in ("ep", "cp", "tp") if shape.size(axis) > 1}
-    if groups.keys() & {"ep", "tp"}:
-        even = layer.routing.capacity is not None
-        layer.dispatch = Dispatcher(groups.get("ep"), groups.get("tp"), even=even)
-    if groups.keys() & {"cp", "tp"}:
-        length = layer.routing.sequence_length
-        held = torch.arange(length) if places is None else places.cpu()
-        layer.split = SampleSplit(
-            places=held.chunk(shape.size("tp"))[at.get("tp", 0)],
-            length=length,
-            add_up=functools.partial(_add_up, [groups[axis] for axis in ("cp", "tp") if axis in groups]),
-            averaged=shape.size("cp"),
-        )
 
 
 def _add_up(groups: Sequence[dist.ProcessGroup], values: torch.Tensor) -> None:

@@ -10,8 +10,7 @@ makes all parts equal, so that no counts are exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,9 +27,18 @@ each of this rank's experts by source, in the order of arrival."""
 class Dispatcher:
     """Moves the rows of one layer."""
 
-    def __init__(self, ep: dist.ProcessGroup | None, tp: dist.ProcessGroup | None, *, even: bool) -> None:
-        """``even``: every rank sends every expert the same number of rows."""
-        self._ep, self._tp, self._even = ep, tp, even
+    def __init__(
+        self,
+        ep: dist.ProcessGroup | None,
+        tp: dist.ProcessGroup | None,
+        *,
+        even: bool,
+        watch: Callable[[bool], None] | None = None,
+    ) -> None:
+        """``even``: every rank sends every expert the same number of rows.  ``watch`` is called when messages begin
+        (True) and end (False), in forward and backward.
+        """
+        self._ep, self._tp, self._even, self._watch = ep, tp, even, watch
         self._ep_ranks = 1 if ep is None else ep.size()
         self._tp_ranks = 1 if tp is None else tp.size()
         self.sources = self._ep_ranks * self._tp_ranks  # Number of ranks whose rows an expert computes
@@ -56,13 +64,12 @@ class Dispatcher:
 
     def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
         """Return the rows of one all-to-all; its backward is the reverse one."""
-        moved = functional.all_to_all_single_autograd(rows.contiguous(), received, sent, group)
-        arrived: torch.Tensor = functional.wait_tensor(moved)  # type: ignore[no-untyped-call] # torch does not type it
-        return arrived
+        rows = self._edge(rows, True).contiguous()
+        moved = functional.all_to_all_single_autograd(rows, received, sent, group)
+        return self._edge(functional.wait_tensor(moved), False)
 
-    def exchanging(self) -> AbstractContextManager[None]:
-        """Return a context around the exchange of counts."""
-        return nullcontext()
+    def _edge(self, rows: torch.Tensor, begins: bool) -> torch.Tensor:
+        return rows if self._watch is None else _Edge.apply(rows, self._watch, begins)
 
     def _parts(self, rows: torch.Tensor, counts: torch.Tensor) -> Parts:
         ranks, tp_ranks = self._ep_ranks, self._tp_ranks
@@ -70,19 +77,21 @@ class Dispatcher:
             part = rows.shape[0] // ranks
             by_source = counts.view(ranks, -1).repeat(tp_ranks, 1)
             return [part] * ranks, [part] * ranks, [rows.shape[0]] * tp_ranks, by_source
-        with self.exchanging():
-            received = counts
-            if self._ep is not None:
-                received = torch.empty_like(counts)
-                dist.all_to_all_single(received, counts, group=self._ep)
-            gathered = received
-            if self._tp is not None:
-                gathered = counts.new_empty(tp_ranks * len(counts))
-                gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-                gather(gathered, received, group=self._tp)
-            sums = [counted.view(parts, -1).sum(dim=1) for counted, parts in ((counts, ranks), (received, ranks))]
-            # One synchronization with the device.
-            numbers = torch.cat((*sums, gathered.view(tp_ranks, -1).sum(dim=1))).tolist()
+        watch = self._watch or (lambda begins: None)
+        watch(True)
+        received = counts
+        if self._ep is not None:
+            received = torch.empty_like(counts)
+            dist.all_to_all_single(received, counts, group=self._ep)
+        gathered = received
+        if self._tp is not None:
+            gathered = counts.new_empty(tp_ranks * len(counts))
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather(gathered, received, group=self._tp)
+        sums = [counted.view(parts, -1).sum(dim=1) for counted, parts in ((counts, ranks), (received, ranks))]
+        # One synchronization with the device.
+        numbers = torch.cat((*sums, gathered.view(tp_ranks, -1).sum(dim=1))).tolist()
+        watch(False)
         by_source = gathered.view(tp_ranks * ranks, -1)
         return numbers[:ranks], numbers[ranks : 2 * ranks], numbers[2 * ranks :], by_source
 
@@ -93,30 +102,6 @@ def _by_expert(counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Ten
     numbers = torch.arange(experts, device=counts.device).repeat(sources)
     expert = torch.repeat_interleave(numbers, counts.flatten(), output_size=rows)
     return expert.argsort(stable=True), counts.sum(dim=0)
-
-
-class WatchedDispatcher(Dispatcher):
-    """A dispatcher that calls ``watch`` when messages begin (True) and end (False), in forward and backward."""
-
-    def __init__(
-        self, ep: dist.ProcessGroup | None, tp: dist.ProcessGroup | None, *, even: bool, watch: Callable[[bool], None]
-    ) -> None:
-        super().__init__(ep, tp, even=even)
-        self._watch = watch
-
-    def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-        """Return the rows of one all-to-all, with an edge before and after it."""
-        begun: torch.Tensor = _Edge.apply(rows, self._watch, True)  # type: ignore[no-untyped-call] # torch does not
-        moved = super().move(begun, received, sent, group)
-        ended: torch.Tensor = _Edge.apply(moved, self._watch, False)  # type: ignore[no-untyped-call] # torch does not
-        return ended
-
-    @contextmanager
-    def exchanging(self) -> Iterator[None]:
-        """Watch the exchange of counts as well."""
-        self._watch(True)
-        yield
-        self._watch(False)
 
 
 class _Edge(torch.autograd.Function):

@@ -78,19 +78,9 @@ class HybridSizes:
         return self.shape.size("cp")
 
     @property
-    def spreads(self) -> bool:
-        """Whether FSDP2 manages the parameters: if several ranks share them, and in 16 bits always."""
-        return self.plan.half or bool(joined(self.shape, "dp_replicate", *SHARDED, "ep", "cp"))
-
-    @property
     def item_bytes(self) -> int:
         """Bytes of one element that is computed and sent (i)."""
         return 2 if self.plan.half else 4
-
-    @property
-    def repeats(self) -> int:
-        """Repeats of a block's forward in the backward."""
-        return 0 if self.plan.checkpointing == "none" else 1
 
     @property
     def tokens(self) -> int:
@@ -111,16 +101,14 @@ class HybridSizes:
 
     def split(self, unit: Shapes) -> Shapes:
         """Return this rank's parts of ``unit`` along tp."""
-        return {name: self.part_of(name, shape) for name, shape in unit.items()}
-
-    def part_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of this rank's part of a parameter along tp."""
-        kind = self.kind(name)
-        if kind == "row":
-            return (shape[0], shape[1] // self.tp) if len(shape) > 1 else shape
-        if kind in ("column", "words", "tied", "positions", "head"):
-            return (shape[0] // self.tp, *shape[1:])
-        return shape
+        parts = dict(unit)
+        for name, (first, *rest) in unit.items():
+            kind = self.kind(name)
+            if kind == "row" and rest:
+                parts[name] = first, rest[0] // self.tp
+            elif kind in ("column", "words", "tied", "positions", "head"):
+                parts[name] = first // self.tp, *rest
+        return parts
 
     def experts(self) -> Shapes:
         """Return the shapes of this rank's experts (E, ., .) of a layer: some of them, some of their features."""
@@ -167,9 +155,10 @@ class HybridSizes:
         [(8, 131072)]
         """
         tally, whole = Tally(), []
+        repeats = 0 if self.plan.checkpointing == "none" else 1  # of a block's forward in the backward
         for stage, layers in self.stages():
             for _ in layers:
-                self._add(tally, self.activations.block(), self.repeats)
+                self._add(tally, self.activations.block(), repeats)
             first, last = layers.start == 0, layers.stop == self.model.layers
             if first:
                 positions = "positions.weight" in self.shapes.first
@@ -178,7 +167,9 @@ class HybridSizes:
                 self._add(tally, self.activations.head(words=0 if self.loss_parallel else self.model.vocabulary))
             whole += self._add_units(tally, layers, first=first, last=last)
             self._add_neighbours(tally, stage)
-        for size in whole if self.spreads else [sum(whole)] if whole else []:  # FSDP2 sums them one by one
+        # FSDP2 sums them one by one; it manages parameters that several ranks share, and always those in 16 bits.
+        managed = self.plan.half or joined(self.shape, "dp_replicate", *SHARDED, "ep", "cp")
+        for size in whole if managed else [sum(whole)] if whole else []:
             tally.add(joined(self.shape, "tp"), "all_reduce", OTHER, 1, size)
         self._add_tied(tally)
         if self.plan.dtype == "fp16":

@@ -151,8 +151,7 @@ class HybridTrainer(Trainer):
             super().backward(loss)
 
     def _scaled(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        scaled: torch.Tensor = self.scaler.scale(cross_entropy(logits, targets))
-        return scaled
+        return self.scaler.scale(cross_entropy(logits, targets))
 
     def _split_loss(self) -> AbstractContextManager[Any]:
         split = self.sizes.loss_parallel and self.sizes.tp > 1
@@ -182,7 +181,7 @@ class HybridTrainer(Trainer):
         parts = [gradient.to_local() for gradient in gradients]
         joined = torch.cat([part.reshape(-1) for part in parts])
         dist.all_reduce(joined, group=self.rank.group("tp"))
-        summed = joined.split([part.numel() for part in parts])  # type: ignore[no-untyped-call]  # torch's
+        summed = joined.split([part.numel() for part in parts])
         for parameter, gradient, part, total in zip(parameters, gradients, parts, summed, strict=True):
             part.copy_(total.view_as(part))
             parameter.grad = DTensor.from_local(part, gradient.device_mesh, parameter.placements, run_check=False)  # type: ignore[attr-defined]

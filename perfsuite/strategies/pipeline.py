@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,18 +26,19 @@ from perfsuite.base.errors import PerfsuiteError, UnsupportedCase
 from perfsuite.record.workload import Rank
 from perfsuite.schedules import Kind, Order, Schedule
 
-_KINDS: Mapping[Kind, str] = MappingProxyType(
-    {
-        "forward": "FORWARD",
-        "backward": "FULL_BACKWARD",
-        "backward_input": "BACKWARD_INPUT",
-        "backward_weight": "BACKWARD_WEIGHT",
-    }
-)
+_KINDS: Mapping[Kind, str] = {
+    "forward": "FORWARD",
+    "backward": "FULL_BACKWARD",
+    "backward_input": "BACKWARD_INPUT",
+    "backward_weight": "BACKWARD_WEIGHT",
+}
 """perfsuite's kinds of actions -> torch's names."""
-_KINDS_2_5: Mapping[Kind, str] = MappingProxyType(
-    {"forward": "FORWARD", "backward": "BACKWARD", "backward_input": "BACKWARD", "backward_weight": "WEIGHT"}
-)
+_KINDS_2_5: Mapping[Kind, str] = {
+    "forward": "FORWARD",
+    "backward": "BACKWARD",
+    "backward_input": "BACKWARD",
+    "backward_weight": "WEIGHT",
+}
 """Names in torch 2.5, where one setting for all actions says whether backwards are whole."""
 
 
@@ -346,25 +346,19 @@ class _Awaited:
 
 
 class _Sleep(torch.autograd.Function):
-    """Returns its input; sleeps in the forward and in the backward."""
+    """Returns its input; sleeps for ``forward_s`` in the forward and for ``backward_s`` in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        """Return ``x`` after ``forward_s`` seconds."""
         ctx.backward_s = backward_s
-        _sleep(forward_s)
+        if forward_s:  # a sleep of 0 s can give up the core
+            time.sleep(forward_s)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Return the gradient after ``backward_s`` seconds."""
-        _sleep(ctx.backward_s)
+        time.sleep(ctx.backward_s)
         return gradients[0], None, None
-
-
-def _sleep(seconds: float) -> None:
-    if seconds > 0:
-        time.sleep(seconds)
 
 
 class SleepingStage(nn.Module):
@@ -381,10 +375,5 @@ class SleepingStage(nn.Module):
         """Return one product; its forward and both gradients sleep for the same time."""
         if not x.requires_grad:  # the first stage needs an input gradient to sleep in
             x = x.detach().requires_grad_()
-        x = self.sleep(x, forward_s=self.action_s)
-        return F.linear(x, self.sleep(self.weight, forward_s=0.0))
-
-    def sleep(self, x: torch.Tensor, *, forward_s: float) -> torch.Tensor:
-        """Return ``x`` after ``forward_s`` seconds; the backward sleeps as long as an action."""
-        slept: torch.Tensor = _Sleep.apply(x, forward_s, self.action_s)  # type: ignore[no-untyped-call]
-        return slept
+        x = _Sleep.apply(x, self.action_s, self.action_s)
+        return F.linear(x, _Sleep.apply(self.weight, 0.0, self.action_s))

@@ -10,8 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model, Plan
@@ -138,10 +138,9 @@ def find_shapes(model: Model) -> ParameterShapes | None:
     >>> find_shapes(find("gpt2", {})).block["attention.qkv.weight"]
     (2304, 768)
     """
-    for kind in type(model).__mro__:
-        if kind in _SHAPES:
-            return _SHAPES[kind](model)
-    return None
+    if isinstance(model, Gpt):
+        return _gpt(model)
+    return _llama(model) if isinstance(model, Llama) else None
 
 
 def _gpt(model: Gpt) -> ParameterShapes:
@@ -190,9 +189,6 @@ def _llama(model: Llama) -> ParameterShapes:
     )
 
 
-_SHAPES: Mapping[type[Model], Callable[[Any], ParameterShapes]] = MappingProxyType({Gpt: _gpt, Llama: _llama})
-
-
 # -- data parallelism: DDP, ZeRO's optimizer, FSDP2 ---------------------------------------------------------------
 
 SHARDED = ("dp", "dp_shard")  # Axes of data parallelism along which parameters are spread; dp_replicate keeps copies
@@ -200,34 +196,32 @@ _FP32 = 4
 _HALF = 2
 
 
-def ddp_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float, item_bytes: int = _FP32) -> Tally | None:
-    """Return the tally of all gradients, sent once in buckets; None for models without known shapes.
+def ddp_traffic(
+    plan: Plan, shape: MeshShape, *, bucket_bytes: float, item_bytes: int = _FP32, sends_values: bool = False
+) -> tuple[Call, ...] | None:
+    """Return the calls of all gradients, sent once in buckets; None for models without known shapes.
 
-    Gradients are ready in the reverse order of the forward; bucket limits count the parameters' own bytes.
+    Gradients are ready in the reverse order of the forward; bucket limits count the parameters' own bytes.  With
+    ``sends_values`` the rank that has a parameter's state sends its new value, too.
 
     >>> from perfsuite.models import find
     >>> plan = Plan(model=find("gpt2", {}), dtype="fp32", micro_batch_size=1)
-    >>> ddp_traffic(plan, MeshShape.of(dp=2), bucket_bytes=25 << 20).calls()[0].message_bytes == 4 * 124439808
+    >>> ddp_traffic(plan, MeshShape.of(dp=2), bucket_bytes=25 << 20)[0].message_bytes == 4 * 124439808
     True
     """
     shapes = find_shapes(plan.model)
     if shapes is None:
         return None
-    tally = Tally()
-    sizes = [math.prod(parameter) for parameter in reversed(_all(shapes, plan.model.layers))]
+    tally, axes = Tally(), joined(shape)
+    last = [parameter for name, parameter in shapes.last.items() if name != shapes.tied]
+    parameters = [*shapes.first.values(), *list(shapes.layer.values()) * plan.model.layers, *last]
+    sizes = [math.prod(parameter) for parameter in reversed(parameters)]
     calls = buckets([_FP32 * size for size in sizes], bucket_bytes)
-    tally.add(joined(shape), "all_reduce", DATA, 1, item_bytes * sum(sizes))
-    tally.add(joined(shape), "all_reduce", DATA, calls - 1, 0)
-    return tally
-
-
-def zero_redundancy_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float) -> Tally | None:
-    """Return the tally of DDP, and every parameter's new value from the rank that has its state."""
-    tally, shapes = ddp_traffic(plan, shape, bucket_bytes=bucket_bytes), find_shapes(plan.model)
-    if tally is not None and shapes is not None:
-        for parameter in _all(shapes, plan.model.layers):
-            tally.add(joined(shape), "broadcast", DATA, 1, _FP32 * math.prod(parameter))
-    return tally
+    tally.add(axes, "all_reduce", DATA, 1, item_bytes * sum(sizes))
+    tally.add(axes, "all_reduce", DATA, calls - 1, 0)
+    for size in sizes if sends_values else ():
+        tally.add(axes, "broadcast", DATA, 1, _FP32 * size)
+    return tally.calls()
 
 
 def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision: bool) -> tuple[Call, ...] | None:
@@ -281,12 +275,6 @@ def add_unit(
     for collective, size, is_of_copies in sharded_unit(gathered, reduced, ranks):
         axis = joined(shape, "dp_replicate") if is_of_copies else joined(shape, *axes)
         tally.add(axis, collective, DATA, gathers if collective == "all_gather" else 1, int(size))
-
-
-def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
-    """Return the shape of every parameter once, in the order of a forward."""
-    last = {name: parameter for name, parameter in shapes.last.items() if name != shapes.tied}
-    return [*shapes.first.values(), *list(shapes.layer.values()) * layers, *last.values()]
 
 
 def joined(shape: MeshShape, *names: str) -> str:

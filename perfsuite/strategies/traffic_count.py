@@ -16,9 +16,9 @@ import itertools
 import math
 import statistics
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -46,9 +46,7 @@ _OPERATORS: Mapping[str, str] = {
     "send": "send isend",
     "receive": "recv_ recv_any_source_ irecv",
 }
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {operator: name for name, all_ in _OPERATORS.items() for operator in all_.split()}
-)
+_NAMES: Mapping[str, str] = {operator: name for name, all_ in _OPERATORS.items() for operator in all_.split()}
 """nccl-tests' names of torch's operators in ``c10d`` and ``_c10d_functional``."""
 _WITHOUT_MESSAGE = ("barrier", "monitored_barrier_")
 _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable.")
@@ -90,12 +88,12 @@ class Posted:
         return len({*self.splits[0], *self.splits[1]}) <= 1
 
 
-class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counting(TorchDispatchMode):
     """Counts collectives while it is entered; groups of one rank or of the backend ``fake`` send nothing."""
 
     def __init__(self, shape: MeshShape, rank: int, part: Callable[[], str] = lambda: OTHER) -> None:
         """``part`` returns the name of the part of the step that runs."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.posted: list[Posted] = []
         self._running = part
         self._axes = axes_by_ranks(shape, rank)
@@ -176,19 +174,14 @@ def axes_by_ranks(shape: MeshShape, rank: int) -> Mapping[tuple[int, ...], str]:
 
 
 def _spreads_parameters() -> bool:
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_SPREADS_PARAMETERS):
-            return True
-        frame = frame.f_back
-    return False
+    frames = traceback.walk_stack(sys._getframe(3))
+    return any(frame.f_globals.get("__name__", "").startswith(_SPREADS_PARAMETERS) for frame, _ in frames)
 
 
 def find_group(name: str) -> dist.ProcessGroup:
     """Return the process group that torch registered under this name."""
     registered: Any = dist.distributed_c10d
-    group: dist.ProcessGroup = registered._resolve_process_group(name)
-    return group
+    return registered._resolve_process_group(name)
 
 
 _INPUTS = ("input_tensor", "input_tensors", "input_list", "inputs", "input", "tensors", "tensor")

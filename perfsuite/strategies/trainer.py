@@ -21,7 +21,7 @@ from torch import nn
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.models.base import Plan
 from perfsuite.models.build import build
-from perfsuite.models.layers import Block, TrainingModule, local, materialize
+from perfsuite.models.layers import TrainingModule, local, materialize
 from perfsuite.models.loading import numbers_of
 from perfsuite.record.workload import DTYPES, Rank
 
@@ -108,18 +108,17 @@ class Trainer:
 
     def loss_scale(self) -> float | torch.Tensor:
         """Return the loss scale in fp16, without waiting for the device; 1 in other dtypes."""
-        scale: torch.Tensor = self.scaler.scale(torch.ones((), device=self.rank.device))
-        return scale
+        return self.scaler.scale(torch.ones((), device=self.rank.device))
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Return the context of one micro-batch; only the last one of a step communicates gradients."""
         return nullcontext() if self._hold is None else self._hold(last)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Return the mean loss of a micro-batch."""
-        with self.autocast():
-            loss: torch.Tensor = self.unit(**batch)
-        return loss
+        """Return the mean loss of a micro-batch; by autocast matrix products use the plan's dtype."""
+        narrow, dtype = self.plan.half and self._casts, getattr(torch, DTYPES[self.plan.dtype])
+        with torch.autocast(self.rank.device.type, dtype=dtype) if narrow else nullcontext():
+            return self.unit(**batch)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add this micro-batch's share of the gradients."""
@@ -127,23 +126,13 @@ class Trainer:
 
     def step(self) -> None:
         """Clip the gradients if the plan says so, step the optimizer and clear the gradients."""
-        self.clip()
-        self.scaler.step(self.optimizer)
-        self.scaler.update(self.plan.loss_scale)
-        self.optimizer.zero_grad()
-
-    def clip(self) -> None:
-        """Scale the gradients down to the plan's norm if theirs is larger; unscale them first in fp16."""
         if self.plan.clip is not None:
             self.scaler.unscale_(self.optimizer)
             trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
             nn.utils.clip_grad_norm_(trained, self.plan.clip)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context in which matrix products use the plan's dtype."""
-        if not (self.plan.half and self._casts):
-            return nullcontext()
-        return torch.autocast(self.rank.device.type, dtype=getattr(torch, DTYPES[self.plan.dtype]))
+        self.scaler.step(self.optimizer)
+        self.scaler.update(self.plan.loss_scale)
+        self.optimizer.zero_grad()
 
     # -- looking inside ------------------------------------------------------------------------------------------
 
@@ -184,7 +173,8 @@ class Trainer:
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors kept between steps: this rank's parts of ``weights``, ``gradients`` and ``optimizer``."""
         parameters = list(self.module.parameters())
-        states = self.states().values()
+        # ZeroRedundancyOptimizer wraps the optimizer with the state.
+        states = getattr(self.optimizer, "optim", self.optimizer).state.values()
         return {
             "weights": [*self.weights(), *map(local, self.module.buffers())],
             "gradients": [local(parameter.grad) for parameter in parameters if parameter.grad is not None],
@@ -194,13 +184,6 @@ class Trainer:
     def weights(self) -> list[torch.Tensor]:
         """Return this rank's parts of all parameters, as kept between steps."""
         return [local(parameter) for parameter in self.module.parameters()]
-
-    def states(self) -> Mapping[Any, Mapping[str, Any]]:
-        """Return the state of this rank's optimizer, by parameter."""
-        # ZeroRedundancyOptimizer wraps the optimizer with the state.
-        optimizer = getattr(self.optimizer, "optim", self.optimizer)
-        states: Mapping[Any, Mapping[str, Any]] = optimizer.state
-        return states
 
     def copies(self) -> tuple[Copies, ...]:
         """Return the parameters that several ranks hold; empty if no parameter is held twice."""
@@ -251,13 +234,6 @@ def make_optimizer(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
         if parameter.requires_grad:
             groups.setdefault(str(getattr(parameter, "device_mesh", "")), []).append(parameter)
     return torch.optim.AdamW([{"params": group} for group in groups.values()], lr=plan.learning_rate)
-
-
-def use_reentrant_checkpoints(module: TrainingModule) -> None:
-    """Use reentrant checkpoints, for strategies that change the shapes of parameters outside a module's forward."""
-    for block in module.blocks.children():
-        assert isinstance(block, Block)
-        block.reentrant = True
 
 
 def _require_compiler(device: torch.device) -> None:

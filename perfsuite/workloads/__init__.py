@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from types import MappingProxyType
 from typing import Any
 
-_NAMES = MappingProxyType(
-    {
-        "axis_collective": ("AxisCollective",),
-        "collective": (
-            *("AllGather", "AllReduce", "AllToAll", "AllToAllUneven", "Barrier", "Broadcast", "Gather"),
-            *("OneDirection", "Reduce", "ReduceScatter", "RingShift", "Scatter", "SendRecv"),
-        ),
-        "contention": ("MatmulBesideAllReduce",),
-        "matmul": ("Matmul", "Soak"),
-        "memory_bandwidth": ("HostDeviceCopy", "MemoryCopy", "MemoryTriad"),
-        "moe_layer": ("MoeLayer",),
-        "pairs": ("Pairs",),
-        "tensor_linear": ("TensorLinear",),
-        "training.emulated_pipeline": ("EmulatedPipeline",),
-        "training.largest_batch": ("LargestBatch",),
-        "training.train_step": ("TrainStep",),
-    }
-)
+_NAMES = {
+    "axis_collective": ("AxisCollective",),
+    "collective": (
+        *("AllGather", "AllReduce", "AllToAll", "AllToAllUneven", "Barrier", "Broadcast", "Gather"),
+        *("OneDirection", "Reduce", "ReduceScatter", "RingShift", "Scatter", "SendRecv"),
+    ),
+    "contention": ("MatmulBesideAllReduce",),
+    "matmul": ("Matmul", "Soak"),
+    "memory_bandwidth": ("HostDeviceCopy", "MemoryCopy", "MemoryTriad"),
+    "moe_layer": ("MoeLayer",),
+    "pairs": ("Pairs",),
+    "tensor_linear": ("TensorLinear",),
+    "training.emulated_pipeline": ("EmulatedPipeline",),
+    "training.largest_batch": ("LargestBatch",),
+    "training.train_step": ("TrainStep",),
+}
 """Module -> its workloads."""
 
 

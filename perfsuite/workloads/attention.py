@@ -21,8 +21,8 @@ from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import divisors
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.checks import ROUNDING, require_choices, require_counts
+from perfsuite.record.workload import Rank, Step
+from perfsuite.workloads.checks import ROUNDING, NativeWorkload, require_choices, require_counts
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ _NO_KERNEL = ("No available kernel", "No viable backend", "requires", "not suppo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Workload):
+class Attention(NativeWorkload):
     """``scaled_dot_product_attention`` of one layer, in the layout (B, H, S, E)."""
 
     batch_size: int  # B: samples.
@@ -52,7 +52,6 @@ class Attention(Workload):
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_counts(self, "batch_size", "heads", "kv_heads", "sequence_length", "head_width")
@@ -62,10 +61,6 @@ class Attention(Workload):
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}; choose from {choices}"
             )
         require_choices(self, backend=get_args(Backend), direction=get_args(Direction), dtype=("fp32", "bf16", "fp16"))
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must compute in."""
-        return self.dtype
 
     def work(self, shape: MeshShape) -> Work:
         """Return FlashAttention's count: 4 B H S^2 E forward, half of it if causal, and 2.5 times that backward.
@@ -93,11 +88,6 @@ class Attention(Workload):
             check_output(self, step)
         else:
             check_gradients(self, step)
-
-    @property
-    def rounding(self) -> float:
-        """Relative error of one rounding in this dtype."""
-        return ROUNDING[self.dtype]
 
 
 class _AttentionStep(Step):
@@ -209,7 +199,7 @@ class _Head:
 
     def compare(self, name: str, got: torch.Tensor, exact: torch.Tensor, squares: torch.Tensor) -> None:
         """Raise WrongResult unless ``got`` is ``exact``, a sum of terms whose squares sum to ``squares``."""
-        unit = self.case.rounding + math.sqrt(self.case.sequence_length) * ROUNDING["fp32"]
+        unit = ROUNDING[self.case.dtype] + math.sqrt(self.case.sequence_length) * ROUNDING["fp32"]
         excess = (got.cpu().double() - exact).abs() - _SLACK * unit * (exact.abs() + squares.sqrt())
         wrong = ~(excess <= 0)  # a NaN is wrong too
         if bool(wrong.any()):
@@ -234,34 +224,30 @@ def check_output(case: Attention, step: _AttentionStep) -> None:
 
 def check_gradients(case: Attention, step: _AttentionStep) -> None:
     """Compare rows of the gradients of queries, keys and values; those of keys and values sum over all queries."""
-    if len(step.gradients) != 3:
-        raise WrongResult(f"attention {case}: no gradients were computed")
-    for head in _heads(case, step):
-        _check_head(case, step, head)
-
-
-def _check_head(case: Attention, step: _AttentionStep, head: _Head) -> None:
     import torch
 
+    if len(step.gradients) != 3:
+        raise WrongResult(f"attention {case}: no gradients were computed")
     rows, scale = _chosen_rows(case), 1 / math.sqrt(case.head_width)
-    d_query, d_key, d_value = (gradient[head.sample] for gradient in step.gradients)
-    keys, key_squares, values, value_squares = torch.zeros(4, len(rows), case.head_width, dtype=torch.float64)
-    for start in range(0, case.sequence_length, _CHUNK_ROWS):
-        part = torch.arange(start, min(start + _CHUNK_ROWS, case.sequence_length))
-        weights, inner, size = head.score_gradients(part)
-        query, upstream = head.query[:, part] * scale, head.upstream[:, part]
-        keys += _over_queries(inner[..., rows], query)
-        key_squares += _over_queries(size[..., rows] ** 2, query**2)
-        values += _over_queries(weights[..., rows], upstream)
-        value_squares += _over_queries(weights[..., rows] ** 2, upstream**2)
-        among = torch.isin(part, rows)
-        if among.any():
-            key, got = head.key * scale, d_query[head.heads][:, part[among]]
-            name = f"gradient of queries of sample {head.sample}, head {head.heads.start}"
-            head.compare(name, got, inner[:, among] @ key, size[:, among] ** 2 @ key**2)
-    where = f"of sample {head.sample}, head of keys {head.place}"
-    head.compare(f"gradient of keys {where}", d_key[head.place][rows], keys, key_squares)
-    head.compare(f"gradient of values {where}", d_value[head.place][rows], values, value_squares)
+    for head in _heads(case, step):
+        d_query, d_key, d_value = (gradient[head.sample] for gradient in step.gradients)
+        keys, key_squares, values, value_squares = torch.zeros(4, len(rows), case.head_width, dtype=torch.float64)
+        for start in range(0, case.sequence_length, _CHUNK_ROWS):
+            part = torch.arange(start, min(start + _CHUNK_ROWS, case.sequence_length))
+            weights, inner, size = head.score_gradients(part)
+            query, upstream = head.query[:, part] * scale, head.upstream[:, part]
+            keys += _over_queries(inner[..., rows], query)
+            key_squares += _over_queries(size[..., rows] ** 2, query**2)
+            values += _over_queries(weights[..., rows], upstream)
+            value_squares += _over_queries(weights[..., rows] ** 2, upstream**2)
+            among = torch.isin(part, rows)
+            if among.any():
+                key, got = head.key * scale, d_query[head.heads][:, part[among]]
+                name = f"gradient of queries of sample {head.sample}, head {head.heads.start}"
+                head.compare(name, got, inner[:, among] @ key, size[:, among] ** 2 @ key**2)
+        where = f"of sample {head.sample}, head of keys {head.place}"
+        head.compare(f"gradient of keys {where}", d_key[head.place][rows], keys, key_squares)
+        head.compare(f"gradient of values {where}", d_value[head.place][rows], values, value_squares)
 
 
 def _over_queries(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -5,27 +5,25 @@ Training steps communicate so: along dp with tp inside, neighbours are tp ranks 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.record.workload import Rank, Step, Yardstick
+from perfsuite.workloads.checks import MeshWorkload
 from perfsuite.workloads.collective import AllGather, AllReduce, AllToAll, ReduceScatter
 from perfsuite.workloads.collective_base import Collective, CollectiveStep
 
 if TYPE_CHECKING:
-    import torch
     import torch.distributed as dist
 
-_KINDS = MappingProxyType({kind.name: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll)})
+_KINDS = {kind.name: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AxisCollective(Workload):
+class AxisCollective(MeshWorkload):
     """A collective of every group along ``axis``, all groups at once; the slowest one gives the time."""
 
     collective: str  # all_reduce, all_gather, reduce_scatter or all_to_all.
@@ -34,7 +32,6 @@ class AxisCollective(Workload):
     message_bytes: int  # Size S within a group, as nccl-tests counts it.
     dtype: str = "fp32"
 
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
     yardstick: ClassVar[Yardstick] = "message"
 
     def __post_init__(self) -> None:
@@ -53,40 +50,31 @@ class AxisCollective(Workload):
         """The collective of one group."""
         return _KINDS[self.collective](message_bytes=self.message_bytes, dtype=self.dtype)
 
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
-
     def work(self, shape: MeshShape) -> Work:
         """Return no bandwidth: groups share links, and that is measured."""
         return Work(dtype=self.dtype)
 
     def build(self, rank: Rank) -> Step:
         """Return this rank's buffers and the call over its group."""
-        return CollectiveStep(self.inner, _Along(rank, self.axis))
+        member: Any = _Along(rank, self.axis)
+        return CollectiveStep(self.inner, member)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Check as the collective does, among the ranks of the group."""
-        self.inner.check(_Along(rank, self.axis), step)
+        member: Any = _Along(rank, self.axis)
+        self.inner.check(member, step)
 
 
 class _Along:
-    """A rank as a member of its group along an axis."""
+    """A rank as a member of its group along an axis; all else is delegated to the real rank."""
 
     def __init__(self, rank: Rank, axis: str) -> None:
         self._rank, self._axis = rank, axis
-        self.device: torch.device = rank.device
         self.world_size = rank.shape.size(axis)
         self.rank = rank.shape.coordinates(rank.rank)[axis]
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rank, name)
+
     def group(self) -> dist.ProcessGroup:
-        """Return the group along the axis."""
         return self._rank.group(self._axis)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return torch's dtype."""
-        return self._rank.dtype(name)
-
-    def span(self, name: str) -> AbstractContextManager[object]:
-        """Return the rank's span."""
-        return self._rank.span(name)

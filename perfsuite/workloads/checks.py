@@ -1,4 +1,4 @@
-"""Checks of workloads: parameters, support by torch on the device, products, and buffers with a closed form.
+"""Bases and checks of workloads: parameters, support by torch on the device, products, and buffers with a closed form.
 
 A product is compared with fp64 in some rows element by element, and in all rows through a random vector.
 
@@ -12,14 +12,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult, first_line
-from perfsuite.record.workload import Rank
+from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult, first_line, nearest_multiples
+from perfsuite.record.workload import Rank, Workload
 
 if TYPE_CHECKING:
     import torch
+
+
+class NativeWorkload(Workload):
+    """Base of workloads whose device must compute in the dtype of the case itself."""
+
+    dtype: str
+
+    def native_dtype(self) -> str:
+        """Return the dtype of the case."""
+        return self.dtype
+
+
+class MeshWorkload(Workload):
+    """Base of workloads that a mesh of the case spreads."""
+
+    mesh: str
+
+    def layout(self) -> str:
+        """Return the mesh."""
+        return self.mesh
 
 
 def require_counts(case: object, *names: str) -> None:
@@ -34,6 +53,18 @@ def require_choices(case: object, **choices: Iterable[str]) -> None:
     for name, legal in choices.items():
         if (value := getattr(case, name)) not in legal:
             raise InvalidParameter(f"{name}={value!r} is unknown; choose from {', '.join(legal)}")
+
+
+def require_multiple(case: object, name: str, unit: int, meaning: str) -> None:
+    """Raise InvalidParameter unless this field of a case is a positive number of bytes, a multiple of ``unit``."""
+    value = getattr(case, name)
+    if not isinstance(value, int):
+        raise InvalidParameter(f"{name}={value!r} is not a whole number of bytes; give an int")
+    if value < unit or value % unit:
+        raise InvalidParameter(
+            f"{name}={value} is not a positive multiple of {unit} ({meaning}); "
+            f"choose {nearest_multiples(max(0, value), unit)}"
+        )
 
 
 def require_kernel(name: str, device: torch.device, call: Callable[[], object]) -> None:
@@ -71,9 +102,13 @@ def _answers(device: torch.device) -> bool:
 
 # Relative error of one rounding: half the distance between neighbouring numbers at 1. tf32 keeps 10 bits of each
 # factor; hardware may cut bits off instead of rounding, which doubles the error.
-ROUNDING: Mapping[str, float] = MappingProxyType(
-    {"fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-10, "bf16": 2.0**-8, "fp16": 2.0**-11}
-)
+ROUNDING: Mapping[str, float] = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "tf32": 2.0**-10,
+    "bf16": 2.0**-8,
+    "fp16": 2.0**-11,
+}
 """Rounding by dtype of floating-point products."""
 _CHECKED_ROWS = 16
 
@@ -102,20 +137,14 @@ def require_product(
 
     a, b, out = (matrix.cpu().double() for matrix in (a, b, out))
     (m, k), n = a.shape, b.shape[1]
-    unit = _unit(dtype, k, n, parts, accumulator)
+    unit = 0.0  # integers up to 2**53 and their sums are exact in fp64
+    if dtype != "int8":  # an upper bound of one standard deviation of the relative error of product and reference
+        summed = math.sqrt(k) * (accumulator or ROUNDING["fp64" if dtype == "fp64" else "fp32"])
+        unit = parts * ROUNDING[dtype] + summed + (math.sqrt(k) + math.sqrt(n)) * ROUNDING["fp64"]
     rows = torch.linspace(0, m - 1, min(m, _CHECKED_ROWS)).long()
     _compare(name, owner, rows, a[rows] @ b, out[rows], unit=unit, scale=math.sqrt(k))
     signs = torch.randint(0, 2, (n, 1), generator=torch.Generator().manual_seed(7)).double() * 2 - 1
     _compare(f"{name} x", owner, torch.arange(m), a @ (b @ signs), out @ signs, unit=unit, scale=math.sqrt(k * n))
-
-
-def _unit(dtype: str, k: int, n: int, parts: int, accumulator: float | None) -> float:
-    """Return an upper bound of one standard deviation of the relative error of product and reference."""
-    if dtype == "int8":
-        return 0.0  # integers up to 2**53 and their sums are exact in fp64
-    accumulator = accumulator or ROUNDING["fp64" if dtype == "fp64" else "fp32"]
-    reference = (math.sqrt(k) + math.sqrt(n)) * ROUNDING["fp64"]
-    return parts * ROUNDING[dtype] + math.sqrt(k) * accumulator + reference
 
 
 def _compare(

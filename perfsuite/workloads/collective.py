@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,6 +18,7 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, CallableStep, Rank, Step, Workload, Yardstick
+from perfsuite.workloads.checks import texts_of_all
 from perfsuite.workloads.collective_base import Collective, Endpoint, Root, Segment, Size, passing
 
 _LATE_S = 0.005  # Delay of the last rank before the checked barrier
@@ -126,7 +127,30 @@ class Scatter(Collective):
     root: ClassVar[Root] = "sends"
 
 
-class PairedCollective(Collective):
+class PassingCollective(Collective):
+    """Base of collectives in which a rank passes its buffer of S bytes to another one."""
+
+    @abstractmethod
+    def peers(self, rank: int, ranks: int) -> tuple[int | None, int | None]:
+        """Return the rank to receive from and the rank to send to."""
+
+    def extents(self, count: int, ranks: int, rank: int) -> tuple[int, int | None]:
+        """Return an input on a rank that sends, and an output on a rank that receives."""
+        source, target = self.peers(rank, ranks)
+        return count * (target is not None), count * (source is not None)
+
+    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
+        """Return one batch of a receive and a send, or one of them."""
+        source, target = self.peers(end.rank, end.ranks)
+        return passing(dist, end, receive_from=source, send_to=target)
+
+    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
+        """Return the buffer of the rank that sends to this one."""
+        source, _ = self.peers(rank, ranks)
+        return [] if source is None else [(source, 0, count)]
+
+
+class PairedCollective(PassingCollective):
     """Base of collectives of pairs: the partner is half the world away, so on another host if there are several."""
 
     def require_ranks(self, ranks: int) -> None:
@@ -141,29 +165,19 @@ class SendRecv(PairedCollective):
 
     name: ClassVar[str] = "send_recv"
 
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return one batch of a receive and a send."""
-        other = partner(end.rank, end.ranks)
-        return passing(dist, end, receive_from=other, send_to=other)
-
-    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """Return the partner's buffer."""
-        return [(partner(rank, ranks), 0, count)]
+    def peers(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the partner twice."""
+        return partner(rank, ranks), partner(rank, ranks)
 
 
-class RingShift(Collective):
+class RingShift(PassingCollective):
     """Each rank sends its buffer of S bytes to the next one and receives that of the previous one."""
 
     name: ClassVar[str] = "ring_shift"
 
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return one batch of a receive and a send."""
-        before, after = (end.rank - 1) % end.ranks, (end.rank + 1) % end.ranks
-        return passing(dist, end, receive_from=before, send_to=after)
-
-    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """Return the buffer of the previous rank."""
-        return [((rank - 1) % ranks, 0, count)]
+    def peers(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the previous and the next rank."""
+        return (rank - 1) % ranks, (rank + 1) % ranks
 
 
 class OneDirection(PairedCollective):
@@ -171,28 +185,16 @@ class OneDirection(PairedCollective):
 
     name: ClassVar[str] = "one_direction"
 
-    def extents(self, count: int, ranks: int, rank: int) -> tuple[int, int | None]:
-        """Return an input in the lower half, and an output in the upper half."""
-        sends = rank < ranks // 2
-        return (count, 0) if sends else (0, count)
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return a send or a receive."""
-        other = partner(end.rank, end.ranks)
-        if end.rank < end.ranks // 2:
-            return passing(dist, end, send_to=other)
-        return passing(dist, end, receive_from=other)
-
-    def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """Return the partner's buffer in the upper half."""
-        return [] if rank < ranks // 2 else [(partner(rank, ranks), 0, count)]
+    def peers(self, rank: int, ranks: int) -> tuple[int | None, int | None]:
+        """Return only a target in the lower half, and only a source in the upper half."""
+        other = partner(rank, ranks)
+        return (None, other) if rank < ranks // 2 else (other, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Barrier(Workload):
     """All ranks wait for each other; without a message there is no bandwidth."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
     yardstick: ClassVar[Yardstick] = "message"
 
     def work(self, shape: MeshShape) -> Work:
@@ -214,7 +216,6 @@ class Barrier(Workload):
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult if a rank of this host leaves the barrier before another arrives; the last one is late."""
         import torch
-        import torch.distributed as dist
 
         if rank.rank == rank.world_size - 1:
             time.sleep(_LATE_S)
@@ -222,10 +223,8 @@ class Barrier(Workload):
         step.run()
         torch.get_device_module(rank.device).synchronize()
         left = time.monotonic_ns()
-        stamps = torch.tensor([zlib.crc32(socket.gethostname().encode()), came, left], device=rank.device)
-        everyone = [torch.empty_like(stamps) for _ in range(rank.world_size)]
-        dist.all_gather(everyone, stamps, group=rank.group())
-        for other, (host, came_ns, _) in enumerate(row.tolist() for row in everyone):
-            if host == int(stamps[0]) and left < came_ns:
-                early_us = (came_ns - left) / 1e3
+        for other, text in enumerate(texts_of_all(rank, f"{came} {socket.gethostname()}")):
+            stamp, _, host = text.partition(" ")
+            if host == socket.gethostname() and left < int(stamp):
+                early_us = (int(stamp) - left) / 1e3
                 raise WrongResult(f"barrier let rank {rank.rank} pass {early_us:.0f} us before rank {other} arrived")

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perfsuite.base.collectives import receives_first
 from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import ITEM_BYTES, Step, Workload, Yardstick, require_dtype
-from perfsuite.workloads.checks import Pattern, difference, fill, poison
+from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick, require_dtype
+from perfsuite.workloads.checks import Pattern, difference, fill, poison, require_multiple
 
 if TYPE_CHECKING:
     import torch
@@ -32,23 +32,6 @@ ROOT = 0  # Rank from which rooted collectives start or at which they end
 
 Segment = tuple[int, int, int]
 """A run of output elements: rank of its inputs or ALL, place of the first element in that input, and length."""
-
-
-class Member(Protocol):
-    """A rank as an operation sees it: its place in a group, and the group."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-
-    def group(self) -> dist.ProcessGroup:
-        """Return torch's group."""
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return torch's dtype."""
-
-    def span(self, name: str) -> AbstractContextManager[object]:
-        """Return the span of a part of the operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,29 +71,20 @@ class Collective(Workload):
         require_dtype(self.dtype)
         if self.dtype == "tf32":
             raise InvalidParameter("dtype='tf32' applies to products only; choose 'fp32' for the same bytes")
-        if not isinstance(self.message_bytes, int):
-            raise InvalidParameter(f"message_bytes={self.message_bytes!r} is not a whole number of bytes; give an int")
-        self._require_multiple(ITEM_BYTES[self.dtype], f"{self.dtype} elements")
+        require_multiple(self, "message_bytes", ITEM_BYTES[self.dtype], f"{self.dtype} elements")
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Time and bandwidths."""
         return ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
-    def _require_multiple(self, unit: int, meaning: str) -> None:
-        if self.message_bytes < unit or self.message_bytes % unit:
-            below = self.message_bytes // unit * unit
-            legal = f"{below} or {below + unit}" if below > 0 else f"{unit}"
-            raise InvalidParameter(
-                f"message_bytes={self.message_bytes} is not a positive multiple of {unit} ({meaning}); choose {legal}"
-            )
-
     def require_ranks(self, ranks: int) -> None:
         """Raise InvalidParameter unless the message can be spread over this many ranks."""
         if ranks < 2:
             raise InvalidParameter(f"world_size={ranks} is too small for {self.name}; choose at least 2")
         if self.divided:
-            self._require_multiple(ITEM_BYTES[self.dtype] * ranks, f"{ranks} ranks x {self.dtype} elements")
+            unit, meaning = ITEM_BYTES[self.dtype] * ranks, f"{ranks} ranks x {self.dtype} elements"
+            require_multiple(self, "message_bytes", unit, meaning)
 
     def work(self, shape: MeshShape) -> Work:
         """Return S bytes under the collective's name."""
@@ -140,12 +114,12 @@ class Collective(Workload):
         sources = [ALL] if self.summed else [ROOT] if self.root == "sends" else range(ranks)
         return [(source, start, length) for source in sources]
 
-    def build(self, rank: Member) -> CollectiveStep:
+    def build(self, rank: Rank) -> CollectiveStep:
         """Return buffers on the device and the call over the group of all ranks."""
         self.require_ranks(rank.world_size)
         return CollectiveStep(self, rank)
 
-    def check(self, rank: Member, step: Step) -> None:
+    def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every element of the output equals its closed form, in the right dtype."""
         assert isinstance(step, CollectiveStep)
         output, dtype = step.end.target, rank.dtype(self.dtype)
@@ -187,7 +161,7 @@ def passing(
 class CollectiveStep(Step):
     """One rank's buffers and call."""
 
-    def __init__(self, workload: Collective, rank: Member) -> None:
+    def __init__(self, workload: Collective, rank: Rank) -> None:
         import torch
         import torch.distributed as dist
 
@@ -206,7 +180,7 @@ class CollectiveStep(Step):
             target=target,
             span=rank.span,
         )
-        self._operation: Callable[[], object] | None = workload.operation(dist, self.end)
+        self._operation = workload.operation(dist, self.end)
         self.refill()
 
     def values(self, segment: Segment) -> list[int]:
@@ -216,7 +190,6 @@ class CollectiveStep(Step):
 
     def run(self) -> None:
         """Run one collective."""
-        assert self._operation is not None, "the step is closed"
         self._operation()
 
     def refill(self) -> None:
@@ -227,5 +200,4 @@ class CollectiveStep(Step):
 
     def close(self) -> None:
         """Free the buffers."""
-        self._operation = None
-        del self.end
+        del self._operation, self.end

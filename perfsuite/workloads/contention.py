@@ -7,11 +7,11 @@ Three cases belong together: both at once, only the products, only the message. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.record.workload import Rank, Step, Workload
 from perfsuite.workloads.checks import require_choices, require_counts
 from perfsuite.workloads.collective import AllReduce
 from perfsuite.workloads.collective_base import CollectiveStep
@@ -32,9 +32,6 @@ class MatmulBesideAllReduce(Workload):
     message_bytes: int  # Size of the all-reduce on each rank.
     part: Part = "both"  # Run both, or only one of them.
     dtype: str = "bf16"  # dtype of both.
-
-    metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_choices(self, part=get_args(Part))

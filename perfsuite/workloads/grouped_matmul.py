@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.checks import require_choices, require_counts, require_kernel, require_product
+from perfsuite.record.workload import Rank, Step
+from perfsuite.workloads.checks import NativeWorkload, require_choices, require_counts, require_kernel, require_product
 from perfsuite.workloads.matmul import ProductStep
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Way = Literal["grouped", "loop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedMatmul(Workload):
+class GroupedMatmul(NativeWorkload):
     """C_g = A_g B_g for every group g: A_g has its share of ``rows`` rows and k columns, B_g is k x n."""
 
     groups: int  # Number of experts.
@@ -33,17 +33,12 @@ class GroupedMatmul(Workload):
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_counts(self, "groups", "rows", "k", "n")
         require_choices(self, way=get_args(Way), dtype=("bf16", "fp16", "fp32"))
         if not 1 <= self.skew <= self.groups:
             raise InvalidParameter(f"skew={self.skew!r} is not from 1 to groups={self.groups}; choose between them")
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself."""
-        return self.dtype
 
     def shares(self) -> list[int]:
         """Return the rows of each group, ``rows`` in all.

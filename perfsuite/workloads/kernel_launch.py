@@ -10,7 +10,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import seconds_to_us
 from perfsuite.platforms.accelerator import captured_kernel_s
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.record.workload import Rank, Step, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,6 @@ class KernelLaunch(Workload):
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("latency_us", "launch_us", "kernel_us", "launch_cost_us")
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def work(self, shape: MeshShape) -> Work:
         """Return no operations."""

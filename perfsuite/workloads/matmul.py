@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -10,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.checks import ROUNDING, require_counts, require_kernel, require_product
+from perfsuite.record.workload import Rank, Step
+from perfsuite.workloads.checks import ROUNDING, NativeWorkload, require_counts, require_kernel, require_product
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixProduct(Workload):
+class MatrixProduct(NativeWorkload):
     """Base of products of A of m x k by B of k x n into C."""
 
     m: int  # Rows of A and C.
@@ -27,14 +26,9 @@ class MatrixProduct(Workload):
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_counts(self, "m", "k", "n")
-
-    @abstractmethod
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself: emulated products say nothing about its rate."""
 
     def work(self, shape: MeshShape) -> Work:
         """Return 2mkn operations per rank: mkn products and as many additions."""
@@ -86,10 +80,6 @@ class Matmul(MatrixProduct):
                 f"int8 needs m > 16 and k, n divisible by 8 (tiles of integer matrix units); "
                 f"m={self.m}, k={self.k}, n={self.n} breaks it; choose larger or divisible sizes"
             )
-
-    def native_dtype(self) -> str:
-        """Return the dtype of A and B."""
-        return self.dtype
 
     def build(self, rank: Rank) -> ProductStep:
         """Return A, B and C on the device; raises UnsupportedCase if torch has no integer product for it."""

@@ -123,10 +123,6 @@ class WideMatmul(MatrixProduct):
         if self.dtype not in ("bf16", "fp16"):
             raise InvalidParameter(f"dtype={self.dtype!r} is not narrower than its result in fp32; choose bf16 or fp16")
 
-    def native_dtype(self) -> str:
-        """Return the dtype of the factors."""
-        return self.dtype
-
     def build(self, rank: Rank) -> ProductStep:
         """Return A, B and C on the device; raises UnsupportedCase if torch has no such product there."""
         import torch

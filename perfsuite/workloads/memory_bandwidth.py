@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
+from perfsuite.base.errors import UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import format_bytes
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.checks import PRIME, Pattern, difference, fill, poison, require_choices
+from perfsuite.workloads.checks import PRIME, Pattern, difference, fill, poison, require_choices, require_multiple
 
 if TYPE_CHECKING:
     import torch
@@ -36,18 +35,11 @@ class _Streaming(Workload):
     yardstick: ClassVar[Yardstick] = "memory"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.buffer_bytes, int):
-            raise InvalidParameter(f"buffer_bytes={self.buffer_bytes!r} is not a whole number of bytes; give an int")
-        if self.buffer_bytes < _ITEM_BYTES or self.buffer_bytes % _ITEM_BYTES:
-            nearest = max(_ITEM_BYTES, round(self.buffer_bytes / _ITEM_BYTES) * _ITEM_BYTES)
-            raise InvalidParameter(
-                f"buffer_bytes={self.buffer_bytes} is not a positive multiple of {_ITEM_BYTES} (fp32 elements); "
-                f"the nearest is {nearest}"
-            )
+        require_multiple(self, "buffer_bytes", _ITEM_BYTES, "fp32 elements")
 
-    @abstractmethod
     def expected(self) -> Sequence[int]:
-        """Return one period of the target's expected values."""
+        """Return one period of the target's expected values: by default the first source."""
+        return _PATTERN.values(rank=0)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every element of the target is right."""
@@ -65,10 +57,6 @@ class MemoryCopy(_Streaming):
         """Return 2S bytes per rank."""
         moved = 2.0 * self.buffer_bytes
         return Work(bytes_moved=moved, memory_path="device", footprint_bytes=moved)
-
-    def expected(self) -> Sequence[int]:
-        """The source."""
-        return _PATTERN.values(rank=0)
 
     def build(self, rank: Rank) -> StreamingStep:
         """Return two buffers on the device."""
@@ -113,10 +101,6 @@ class HostDeviceCopy(_Streaming):
         """Return S bytes per rank, counted once."""
         return Work(bytes_moved=float(self.buffer_bytes), memory_path=self.direction)
 
-    def expected(self) -> Sequence[int]:
-        """The source."""
-        return _PATTERN.values(rank=0)
-
     def build(self, rank: Rank) -> StreamingStep:
         """Return one buffer on each side; raises UnsupportedCase if host and device share their memory."""
         if rank.device.type == "cpu":
@@ -140,14 +124,11 @@ class StreamingStep(Step):
     """A kernel over flat buffers."""
 
     def __init__(self, kernel: Callable[[], object], target: torch.Tensor, sources: tuple[torch.Tensor, ...]) -> None:
-        self._kernel: Callable[[], object] | None = kernel
-        self.target = target
-        self.sources = sources
+        self._kernel, self.target, self.sources = kernel, target, sources
         self.refill()
 
     def run(self) -> None:
         """Run the kernel once."""
-        assert self._kernel is not None, "the step is closed"
         self._kernel()
 
     def refill(self) -> None:
@@ -158,8 +139,7 @@ class StreamingStep(Step):
 
     def close(self) -> None:
         """Free the buffers."""
-        self._kernel = None
-        del self.target, self.sources
+        del self._kernel, self.target, self.sources
 
 
 def _buffers(count: int, buffer_bytes: int, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -10,6 +10,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import MIB, format_bytes, gib
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.checks import require_multiple
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +31,7 @@ class MemoryCapacity(Workload):
     fills_memory: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.block_bytes < _ITEM_BYTES or self.block_bytes % _ITEM_BYTES:
-            raise InvalidParameter(
-                f"block_bytes={self.block_bytes} is not a positive multiple of {_ITEM_BYTES} (fp32); "
-                "choose e.g. 256 MiB"
-            )
+        require_multiple(self, "block_bytes", _ITEM_BYTES, "fp32 elements")
         if self.limit_bytes is not None and self.limit_bytes < 2 * self.block_bytes:
             raise InvalidParameter(
                 f"limit_bytes={self.limit_bytes} is less than two blocks of {self.block_bytes}; give more"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.moe import Moe, nearest_skew
 from perfsuite.record.result import Work
-from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
+from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step
 from perfsuite.strategies import expert
-from perfsuite.workloads.checks import require_choices
+from perfsuite.workloads.checks import MeshWorkload, NativeWorkload, require_choices
 
 if TYPE_CHECKING:
     from perfsuite.workloads.moe_layer_ranks import LayerStep
@@ -29,7 +29,7 @@ _WHOLE = 2**22  # Largest layer, by numbers in its experts, that every rank comp
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoeLayer(Workload):
+class MoeLayer(NativeWorkload, MeshWorkload):
     """Forward and backward of a router and its experts; ranks along ``ep`` hold equal numbers of experts."""
 
     mesh: str  # Shape of the mesh, such as ep8, or dp2-ep4 for two independent groups.
@@ -46,25 +46,19 @@ class MoeLayer(Workload):
     implementation: str = "perfsuite"
     """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity counts a rank's tokens."""
 
-    aligned: ClassVar[bool] = True
-    yardstick: ClassVar[Yardstick] = "compute"
-
     def __post_init__(self) -> None:
         require_choices(self, dtype=_DTYPES, implementation=_IMPLEMENTATIONS)
-        if self.implementation == "deepspeed":
-            self._require_deepspeed()
-        self._require_mesh(MeshShape.parse(self.mesh))
-
-    def _require_deepspeed(self) -> None:
-        if self.skew is not None:
+        deepspeed = self.implementation == "deepspeed"
+        if deepspeed and self.skew is not None:
             raise InvalidParameter(
                 f"skew={self.skew!r} does not work with DeepSpeed's router, which always chooses; leave it out"
             )
-        if self.capacity_factor is not None and self.top_k != 2:
+        if deepspeed and self.capacity_factor is not None and self.top_k != 2:
             raise InvalidParameter(
                 f"top_k={self.top_k} with capacity_factor={self.capacity_factor} cannot be checked: DeepSpeed's drops "
                 "are specified for top_k=2 only; choose 2, or capacity_factor=None"
             )
+        self._require_mesh(MeshShape.parse(self.mesh))
 
     def _require_mesh(self, shape: MeshShape) -> None:
         others = [axis for axis in shape.names if axis not in _AXES]
@@ -124,14 +118,6 @@ class MoeLayer(Workload):
         """Whether one process can hold the layer."""
         return 3 * self.experts * self.width * self.hidden <= _WHOLE
 
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself."""
-        return self.dtype
-
     def message_bytes(self, shape: MeshShape) -> int:
         """Return the bytes that one rank sends along ep in a forward and backward; the mean over ranks if routing is
         uneven.
@@ -184,15 +170,7 @@ class MoeLayer(Workload):
         """Return router, this rank's experts and its samples; raises UnsupportedCase if DeepSpeed is not installed."""
         from perfsuite.workloads.moe_layer_ranks import LayerStep
 
-        return LayerStep(
-            self.config,
-            rank,
-            name=str(self),
-            samples=self.batch_size // rank.world_size,
-            dtype=self.dtype,
-            implementation=self.implementation,
-            sent_bytes=self.message_bytes(rank.shape) if self.implementation == "perfsuite" else 0,
-        )
+        return LayerStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless output and gradients equal those of a plain loop over the experts."""

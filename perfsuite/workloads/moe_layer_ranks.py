@@ -9,7 +9,7 @@ import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from perfsuite.models.moe_module import MoeMlp, imposed, within_capacity
 from perfsuite.record.workload import Rank, Step
 from perfsuite.strategies import expert
 from perfsuite.strategies.base import parity_tolerance
-from perfsuite.strategies.expert_dispatch import WatchedDispatcher
+from perfsuite.strategies.expert_dispatch import Dispatcher
 
 if TYPE_CHECKING:
     from perfsuite.strategies.deepspeed.peers import DeepSpeedLayer
@@ -50,18 +50,16 @@ class _OwnLayer:
         self._layer = layer.to_empty(device=rank.device).to(dtype)
         if rank.shape.size("ep") > 1:
             even = routing.capacity is not None
-            self._layer.dispatch = WatchedDispatcher(rank.group("ep"), None, even=even, watch=watch)
+            self._layer.dispatch = Dispatcher(rank.group("ep"), None, even=even, watch=watch)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self._layer(x)
-        return output
+        return self._layer(x)
 
     def router(self) -> torch.Tensor:
         return self._layer.router.weight
 
     def weight(self, name: str, index: int) -> torch.Tensor:
-        matrix: torch.Tensor = getattr(self._layer.experts, name)[index]
-        return matrix
+        return getattr(self._layer.experts, name)[index]
 
     def gradient(self, name: str, index: int) -> torch.Tensor | None:
         gradient = getattr(self._layer.experts, name).grad
@@ -87,16 +85,14 @@ def _new_layer(
 class LayerStep(Step):
     """One rank's layer, samples and gradients of its output."""
 
-    def __init__(
-        self, config: Moe, rank: Rank, *, name: str, samples: int, dtype: str, implementation: str, sent_bytes: int
-    ) -> None:
-        """``name`` is the case in messages; ``samples`` and ``sent_bytes`` are of one rank."""
-        self.config, self.rank, self.name, self.dtype = config, rank, name, dtype
-        self.shape = (samples, config.sequence_length, config.width)
+    def __init__(self, case: Any, rank: Rank) -> None:
+        """``case`` is a MoeLayer, whose module imports this one."""
+        self.config, self.rank, self.name, self.dtype = case.config, rank, str(case), case.dtype
+        self.shape = (case.batch_size // rank.world_size, case.sequence_length, case.width)
         self._span = ExitStack()
         self.group = rank.shape.group(rank.rank, "ep") if "ep" in rank.shape.names else (rank.rank,)
-        self.here = config.experts // len(self.group)
-        self.layer = _new_layer(config, rank.dtype(dtype), rank, implementation, self._watch)
+        self.here = case.experts // len(self.group)
+        self.layer = _new_layer(self.config, rank.dtype(case.dtype), rank, case.implementation, self._watch)
         with torch.no_grad():
             self.layer.router().copy_(self.router())
             for index in range(self.here):
@@ -105,7 +101,8 @@ class LayerStep(Step):
         self.x = self.samples("x", rank.rank).requires_grad_()
         self.upstream = self.samples("upstream", rank.rank)
         self.output = self.x.detach()
-        if implementation == "perfsuite":
+        if case.implementation == "perfsuite":
+            sent_bytes = case.message_bytes(rank.shape)
             rank.record("communication_bytes", sent_bytes, unit="bytes", reduce="equal")
             factor = busbw_factor("all_to_all", len(self.group))
             rank.record("ep_bus_bytes", sent_bytes * factor, unit="bytes", reduce="equal")

@@ -9,12 +9,10 @@ from types import ModuleType
 from typing import ClassVar, Literal, get_args
 
 from perfsuite.base.errors import WrongResult
-from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.pairs import Pair, name_of
-from perfsuite.record.result import Work
-from perfsuite.record.workload import Step
+from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.checks import difference, poison, require_choices, require_counts
-from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Member, Segment, passing
+from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Segment, passing
 
 Directions = Literal["one", "both"]
 _LATENCY_BELOW_BYTES = 1 << 16  # Messages below this size have a time, others a rate
@@ -43,11 +41,6 @@ class Pairs(Collective):
         if self.message_bytes < _LATENCY_BELOW_BYTES:
             return ("latency_us", "pair_us", "slowest_pair_us")
         return ("latency_us", "pair_gb_per_s", "slowest_pair_gb_per_s")
-
-    def work(self, shape: MeshShape) -> Work:
-        """Return one message of a pair; the round has no rate."""
-        self.require_ranks(shape.world_size)
-        return Work(collective=self.name, message_bytes=float(self.message_bytes), dtype=self.dtype)
 
     def schedule(self, ranks: int) -> list[list[Pair]]:
         """Return the rounds of pairs that send at once: here one pair each, and each pair once if both ranks send."""
@@ -95,7 +88,7 @@ class Pairs(Collective):
         senders = senders if self.directions == "both" else [pair[0] for pair in self.pairs(ranks) if pair[1] == rank]
         return [(senders[-1], 0, count)]
 
-    def check(self, rank: Member, step: Step) -> None:
+    def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless the round left the last sender's buffer, and each pair's message is right."""
         import torch.distributed as dist
 

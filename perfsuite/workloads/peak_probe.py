@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
@@ -24,9 +24,6 @@ from perfsuite.base.units import MIB, gb_per_s, tflops
 from perfsuite.record.result import Work
 from perfsuite.record.workload import DTYPES, CallableStep, Rank, Workload
 from perfsuite.workloads.matmul import Matmul
-
-if TYPE_CHECKING:
-    import torch
 
 MEMORY = "memory"  # Quantity in addition to the dtypes
 _SIDES = (256, 512, 1024)
@@ -96,16 +93,13 @@ class PeakProbe(Workload):
         # The three buffers of a triad are at least 4 times the cache, so the bandwidth is the memory's.
         size = min(max(math.ceil(4 / 3 * self.cache_bytes / MIB) * MIB, least), most)
         cores = _cores()
-
-        def triad(b: torch.Tensor, c: torch.Tensor, target: torch.Tensor) -> object:
-            return torch.add(b, c, alpha=3, out=target)
-
-        def copy(b: torch.Tensor, c: torch.Tensor, target: torch.Tensor) -> object:
-            return target.copy_(b)
-
         buffers = [torch.ones(size // 4) for _ in range(3)]
         parts = [[part.chunk(cores)[core] for part in buffers] for core in range(cores)]
-        for name, kernel, moved in (("triad", triad, 3 * size), ("copy", copy, 2 * size)):
+        kernels: tuple[tuple[str, Callable[..., object], int], ...] = (
+            ("triad", lambda b, c, target: torch.add(b, c, alpha=3, out=target), 3 * size),
+            ("copy", lambda b, c, target: target.copy_(b), 2 * size),
+        )
+        for name, kernel, moved in kernels:
             whole = gb_per_s(moved, _fastest_s([functools.partial(kernel, *buffers)]))
             self._record(rank, f"{name} of {size // MIB} MiB on {cores} threads", whole)
             if cores > 1:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick
-from perfsuite.workloads.checks import ROUNDING, require_choices, require_counts, require_product
+from perfsuite.record.workload import ITEM_BYTES, Rank, Step
+from perfsuite.workloads.checks import (
+    ROUNDING,
+    MeshWorkload,
+    NativeWorkload,
+    require_choices,
+    require_counts,
+    require_product,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,31 +38,20 @@ class Split:
     before_backward: Literal["", "all_gather"] = ""  # Collective that completes the gradient of the output
     after_backward: Literal["", "all_reduce"] = ""  # Collective that completes the gradient of the input
 
-    def messages(self, *, rows: int, features_in: int, features_out: int) -> tuple[tuple[str, int], ...]:
-        """Return (collective, elements of nccl-tests' S) of one forward and backward, in order.
 
-        >>> SPLITS["column_gather"].messages(rows=4, features_in=8, features_out=16)
-        (('all_gather', 64), ('all_reduce', 32))
-        """
-        steps = ((self.forward, features_out), (self.before_backward, features_out), (self.after_backward, features_in))
-        return tuple((collective, rows * features) for collective, features in steps if collective)
-
-
-SPLITS: Mapping[str, Split] = MappingProxyType(
-    {
-        "none": Split(cut=""),
-        "column": Split(cut="output", after_backward="all_reduce"),
-        "column_gather": Split(cut="output", forward="all_gather", after_backward="all_reduce"),
-        "row": Split(cut="input", forward="all_reduce"),
-        "row_scatter": Split(cut="input", forward="reduce_scatter", before_backward="all_gather"),
-    }
-)
+SPLITS: Mapping[str, Split] = {
+    "none": Split(cut=""),
+    "column": Split(cut="output", after_backward="all_reduce"),
+    "column_gather": Split(cut="output", forward="all_gather", after_backward="all_reduce"),
+    "row": Split(cut="input", forward="all_reduce"),
+    "row_scatter": Split(cut="input", forward="reduce_scatter", before_backward="all_gather"),
+}
 """``column`` leaves the output split, for a row-parallel layer; ``column_gather`` gathers it. ``row_scatter`` leaves
 each rank whole rows of the output, as sequence parallelism does."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorLinear(Workload):
+class TensorLinear(NativeWorkload, MeshWorkload):
     """Forward and backward of one linear layer without bias; the axis ``tp`` splits its weight."""
 
     split: str  # none, column, column_gather, row or row_scatter.
@@ -70,7 +65,6 @@ class TensorLinear(Workload):
         *("step_time_s", "compute_time_s", "communication_time_s", "communication_percent"),
         *("communication_bytes", "tp_busbw_gb_per_s"),
     )
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         require_counts(self, "features_in", "features_out", "rows")
@@ -97,18 +91,15 @@ class TensorLinear(Workload):
         """The split of this name."""
         return SPLITS[self.split]
 
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself."""
-        return self.dtype
-
     def messages(self) -> tuple[tuple[str, int], ...]:
-        """Return (collective, bytes of nccl-tests' S) of one rank's forward and backward, in order."""
-        sizes = self.how.messages(rows=self.rows, features_in=self.features_in, features_out=self.features_out)
-        return tuple((collective, ITEM_BYTES[self.dtype] * elements) for collective, elements in sizes)
+        """Return (collective, bytes of nccl-tests' S) of one rank's forward and backward, in order.
+
+        >>> TensorLinear(split="column_gather", mesh="tp2", rows=4, features_in=8, features_out=16).messages()
+        (('all_gather', 256), ('all_reduce', 128))
+        """
+        how, row_bytes, out = self.how, ITEM_BYTES[self.dtype] * self.rows, self.features_out
+        steps = ((how.forward, out), (how.before_backward, out), (how.after_backward, self.features_in))
+        return tuple((collective, row_bytes * features) for collective, features in steps if collective)
 
     def work(self, shape: MeshShape) -> Work:
         """Return 2 R I O operations for the output and as many for each gradient, over all ranks, for any split."""
@@ -197,8 +188,7 @@ class TensorLinearStep(Step):
                 sent = functional.reduce_scatter_tensor(tensor, "sum", dim, self._group)
             else:
                 sent = functional.all_reduce(tensor, "sum", self._group)
-            received: torch.Tensor = functional.wait_tensor(sent)  # type: ignore[no-untyped-call] # torch does not
-            return received
+            return functional.wait_tensor(sent)
 
     def check(self) -> None:
         """Check as :meth:`TensorLinear.check`."""

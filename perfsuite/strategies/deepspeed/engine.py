@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import deepspeed  # type: ignore[import-untyped] # DeepSpeed has no types
@@ -29,9 +28,9 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.writing import why_not_private
 from perfsuite.models.base import Plan
 from perfsuite.models.build import build
-from perfsuite.models.layers import TrainingModule, fill_parameter
+from perfsuite.models.layers import Block, TrainingModule, fill_parameter
 from perfsuite.record.workload import Rank
-from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
+from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module
 
 
 def build_engine(
@@ -77,7 +76,9 @@ def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> Training
         with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0):
             if rank.rank == 0:
                 fill_parameter(module, name, parameter, plan.seed)
-    use_reentrant_checkpoints(module)
+    for block in module.blocks.children():
+        assert isinstance(block, Block)
+        block.reentrant = True  # parameters change their shapes outside a module's forward
     return module
 
 
@@ -106,8 +107,7 @@ class ZeroTrainer(Trainer):
         narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.dtype)
         if narrow is not None:
             batch = {name: x.to(narrow) if x.is_floating_point() else x for name, x in batch.items()}
-        loss: torch.Tensor = self.unit(**batch)
-        return loss
+        return self.unit(**batch)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the engine's backward, which scales the loss."""
@@ -196,30 +196,24 @@ _SAME_NAME = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats"),
     *("reset_peak_memory_stats", "is_available"),
 )
-_OTHER_NAME: Mapping[str, str] = MappingProxyType(
-    {
-        "memory_cached": "memory_reserved",
-        "max_memory_cached": "max_memory_reserved",
-        # Some vendors' modules have broken functions of these names; this one resets both peaks.
-        "reset_max_memory_allocated": "reset_peak_memory_stats",
-        "reset_max_memory_cached": "reset_peak_memory_stats",
-    }
-)
-_CONSTANTS: Mapping[str, object] = MappingProxyType(
-    {
-        **dict.fromkeys(("is_bf16_supported", "is_fp16_supported"), True),
-        **dict.fromkeys(("is_synchronized_device", "use_host_timers", "resolves_data_dependency"), False),
-        **dict.fromkeys(("handles_memory_backpressure", "is_triton_supported"), False),
-        **dict.fromkeys(("range_push", "range_pop", "replay_graph", "set_compile_backend"), None),
-        "get_compile_backend": "inductor",
-    }
-)
-_TENSORS: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        **{"BFloat16Tensor": torch.bfloat16, "HalfTensor": torch.half, "FloatTensor": torch.float},
-        **{"DoubleTensor": torch.double, "ByteTensor": torch.uint8, "IntTensor": torch.int, "LongTensor": torch.long},
-    }
-)
+_OTHER_NAME: Mapping[str, str] = {
+    "memory_cached": "memory_reserved",
+    "max_memory_cached": "max_memory_reserved",
+    # Some vendors' modules have broken functions of these names; this one resets both peaks.
+    "reset_max_memory_allocated": "reset_peak_memory_stats",
+    "reset_max_memory_cached": "reset_peak_memory_stats",
+}
+_CONSTANTS: Mapping[str, object] = {
+    **dict.fromkeys(("is_bf16_supported", "is_fp16_supported"), True),
+    **dict.fromkeys(("is_synchronized_device", "use_host_timers", "resolves_data_dependency"), False),
+    **dict.fromkeys(("handles_memory_backpressure", "is_triton_supported"), False),
+    **dict.fromkeys(("range_push", "range_pop", "replay_graph", "set_compile_backend"), None),
+    "get_compile_backend": "inductor",
+}
+_TENSORS: Mapping[str, torch.dtype] = {
+    **{"BFloat16Tensor": torch.bfloat16, "HalfTensor": torch.half, "FloatTensor": torch.float},
+    **{"DoubleTensor": torch.double, "ByteTensor": torch.uint8, "IntTensor": torch.int, "LongTensor": torch.long},
+}
 _HOST_KERNELS = "deepspeed.ops.op_builder.cpu"
 _HOST_OPTIMIZERS = ("CPUAdamBuilder", "CPUAdagradBuilder", "CPULionBuilder")
 """Kernels for offloaded state.  Other kernels for the host would be compiled, for minutes, and not used."""

@@ -9,32 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from deepspeed.moe.layer import MoE  # type: ignore[import-untyped] # DeepSpeed has no types
 from deepspeed.sequence.layer import DistributedAttention  # type: ignore[import-untyped] # as above
 from torch import nn
 
 from perfsuite.models.base import AttentionMethod
+from perfsuite.models.language_module import SwiGlu
 from perfsuite.models.layers import AttentionCore
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.deepspeed.engine import start
 
 if TYPE_CHECKING:
     from perfsuite.models.moe import Moe
-
-
-class _Expert(nn.Module):
-    """SwiGLU of one expert, D to F to D."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.expand = nn.Linear(width, hidden, bias=False)
-        self.contract = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.contract(F.silu(self.gate(rows)) * self.expand(rows))
-        return result
 
 
 class DeepSpeedLayer:
@@ -48,7 +34,7 @@ class DeepSpeedLayer:
         with torch.device(rank.device):
             layer: Any = MoE(
                 config.width,
-                _Expert(config.width, config.hidden),
+                SwiGlu(config.width, config.hidden),
                 num_experts=config.experts,
                 ep_size=rank.shape.size("ep"),
                 k=config.top_k,
@@ -64,13 +50,11 @@ class DeepSpeedLayer:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D) for (B, S, D)."""
-        output: torch.Tensor = self._layer(x)[0]
-        return output
+        return self._layer(x)[0]
 
     def router(self) -> torch.Tensor:
         """Return the (E, D) parameter."""
-        weight: torch.Tensor = self._layer.deepspeed_moe.gate.wg.weight
-        return weight
+        return self._layer.deepspeed_moe.gate.wg.weight
 
     def weight(self, name: str, index: int) -> torch.Tensor:
         """Return one matrix of this rank's expert ``index``, in x out, as a view of a parameter."""

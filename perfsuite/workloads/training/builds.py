@@ -19,7 +19,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -127,11 +126,6 @@ class _Mark(torch.autograd.Function):
         return gradient, None, None, None
 
 
-def _through(x: torch.Tensor, parts: Parts, name: str, begins: bool) -> torch.Tensor:
-    marked: torch.Tensor = _Mark.apply(x, parts, name, begins)  # type: ignore[no-untyped-call]
-    return marked
-
-
 def _arrived(x: torch.Tensor) -> torch.Tensor:
     """Wait for a collective that produces ``x``: the part that sends also waits."""
     return x.wait() if isinstance(x, AsyncCollectiveTensor) else x
@@ -149,10 +143,10 @@ def mark(module: nn.Module, parts: Parts) -> None:
 
 def _mark_edges(part: nn.Module, name: str, parts: Parts) -> None:
     def begins(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_through(inputs[0], parts, name, True), *inputs[1:])
+        return (_Mark.apply(inputs[0], parts, name, True), *inputs[1:])
 
     def ends(module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        return _through(output, parts, name, False)
+        return _Mark.apply(output, parts, name, False)
 
     # Outside the hooks of tensor parallelism, whose messages belong to the part.
     part.register_forward_pre_hook(begins, prepend=True)
@@ -290,23 +284,19 @@ class _FlopsStep(Observed):
         counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
         with self.training() as step:
             step.run()  # DTensor first runs an operator on tensors without values
-            with counter, _of_this_rank():
+            with counter, _OfThisRank():
                 step.run()
         total = torch.tensor([float(counter.get_total_flops())], dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(total, group=self.rank.group())
         self.rank.record("counted_flops", float(total), reduce="equal")
 
 
-def _of_this_rank() -> Any:
-    """Return a mode that hides DTensor's global operators from the counter below, and leaves this rank's operators."""
+class _OfThisRank(TorchDispatchMode):
+    """Hides DTensor's global operators from the counter below, and leaves this rank's operators."""
 
-    class OfThisRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # DTensor handles operators that no mode accepts, and calls back with operators of local tensors.
-            return NotImplemented if any(issubclass(kind, DTensor) for kind in types) else func(*args, **(kwargs or {}))
-
-    mode: Any = OfThisRank
-    return mode()
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # DTensor handles operators that no mode accepts, and calls back with operators of local tensors.
+        return NotImplemented if any(issubclass(kind, DTensor) for kind in types) else func(*args, **(kwargs or {}))
 
 
 def _uncounted() -> dict[Any, Any]:
@@ -352,7 +342,11 @@ class _LossStep(Observed):
             self.rank.record("steps_to_target", float(reached[0]), unit="steps", reduce="equal")
 
 
-STEPS: Mapping[str, Callable[[TrainCase, Rank], Step]] = MappingProxyType(
-    {"memory": MemoryStep, "exposed": ExposedStep, "flops": _FlopsStep, "loss": _LossStep, "traffic": TrafficStep}
-)
+STEPS: Mapping[str, Callable[[TrainCase, Rank], Step]] = {
+    "memory": MemoryStep,
+    "exposed": ExposedStep,
+    "flops": _FlopsStep,
+    "loss": _LossStep,
+    "traffic": TrafficStep,
+}
 """Steps of the builds, by purpose."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, get_args
 
 from perfsuite import models, strategies
@@ -13,14 +12,14 @@ from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
-from perfsuite.models.base import AttentionMethod, Checkpointing, Model, require_attention, require_checkpointing
+from perfsuite.models.base import AttentionMethod, Checkpointing, Model
 from perfsuite.models.program import Program
 from perfsuite.record.result import Work
 from perfsuite.record.step import Training
-from perfsuite.record.workload import Process, Purpose, Workload, Yardstick
+from perfsuite.record.workload import Process, Purpose
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.strategies.deepspeed.zero import GLOBAL, MICRO, batch_fields, read_config
-from perfsuite.workloads.checks import require_choices, require_counts
+from perfsuite.workloads.checks import MeshWorkload, NativeWorkload, require_choices, require_counts
 
 _PRELOAD = (
     *("torch._dynamo", "torch.profiler", "perfsuite.workloads.training.builds"),
@@ -45,29 +44,27 @@ MEMORY = (
     *("peak_gib", "fragmentation_gib", "final_device_gib", "untracked_gib", "final_host_gib", "whole_device_gib"),
 )
 _EXPERTS = ("expert_imbalance", "dropped_percent", "balance_loss")  # Metrics of models with experts
-BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "memory": MEMORY,
-        "exposed": (
-            *(f"exposed_communication_{figure}percent" for figure in ("", "low_", "high_")),
-            "exposed_kernels_percent",
-        ),
-        "flops": ("counted_tflop",),
-        "loss": ("final_loss", "time_to_target_s"),
-        "traffic": (
-            "communication_time_s",
-            "compute_time_s",
-            "communication_bytes",
-            "communication_percent",
-            *(f"{axis}_busbw_gb_per_s" for axis in ("dp", "tp", "cp", "ep", "pp")),
-        ),
-    }
-)
+BUILDS: Mapping[str, tuple[str, ...]] = {
+    "memory": MEMORY,
+    "exposed": (
+        *(f"exposed_communication_{figure}percent" for figure in ("", "low_", "high_")),
+        "exposed_kernels_percent",
+    ),
+    "flops": ("counted_tflop",),
+    "loss": ("final_loss", "time_to_target_s"),
+    "traffic": (
+        "communication_time_s",
+        "compute_time_s",
+        "communication_bytes",
+        "communication_percent",
+        *(f"{axis}_busbw_gb_per_s" for axis in ("dp", "tp", "cp", "ep", "pp")),
+    ),
+}
 """Metrics of each build."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCase(Workload):
+class TrainCase(NativeWorkload, MeshWorkload):
     """The parameters of a training step, and its plan, work and metrics."""
 
     model: str  # Name of a configuration, such as gpt2, llama2-7b, latte-l or opensora.
@@ -105,12 +102,10 @@ class TrainCase(Workload):
     target_loss: float | None = None  # Target loss of the loss build.
 
     aligned: ClassVar[bool] = False
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        require_choices(self, dtype=_DTYPES)
-        require_checkpointing(self.checkpointing)
-        require_attention(self.attention)
+        kinds = {"checkpointing": get_args(Checkpointing), "attention": get_args(AttentionMethod)}
+        require_choices(self, dtype=_DTYPES, **kinds)
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise InvalidParameter(f"num_workers={self.num_workers!r} is not a count; choose 0 or more")
         batches = [name for name in ("micro_batch_size", "global_batch_size") if getattr(self, name) is not None]
@@ -180,12 +175,13 @@ class TrainCase(Workload):
         for build in self.builds:
             if build not in purposes:
                 raise InvalidParameter(f"builds: {build!r} is unknown; choose from {', '.join(purposes)}")
-        if "traffic" in self.builds and self.compiled:
-            raise InvalidParameter("builds: parts of compiled blocks cannot be marked; leave out 'traffic' or compiled")
-        if "flops" in self.builds and self.compiled:
-            raise InvalidParameter(
-                "builds: torch cannot count operations of compiled blocks; leave out 'flops' or compiled"
-            )
+        reasons = {
+            "traffic": "parts of compiled blocks cannot be marked",
+            "flops": "torch cannot count operations of compiled blocks",
+        }
+        for purpose, reason in reasons.items():
+            if purpose in self.builds and self.compiled:
+                raise InvalidParameter(f"builds: {reason}; leave out {purpose!r} or compiled")
 
     def _require_mesh(self, shape: MeshShape) -> None:
         self.plan(shape)
@@ -209,10 +205,6 @@ class TrainCase(Workload):
         """Return the settings of the training program."""
         return Program.of(self.program)
 
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
-
     def untimed(self) -> tuple[Purpose, ...]:
         """Return the chosen builds."""
         return self.builds
@@ -220,10 +212,6 @@ class TrainCase(Workload):
     def needs_accelerator(self) -> str:
         """Return the strategy's option that needs an accelerator."""
         return self.find_strategy().needs_accelerator()
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself."""
-        return self.dtype
 
     def trained_model(self, shape: MeshShape) -> Model:
         """Return the model that is trained on this mesh."""
@@ -308,22 +296,20 @@ class TrainCase(Workload):
 
     def _training(self, plan: Plan, shape: MeshShape) -> Training | None:
         decided = self.find_strategy().training(plan, shape)
-        return (
-            None
-            if decided is None
-            else Training(
-                model=self.model,
-                overrides=dict(self.overrides),
-                layout=str(shape),
-                strategy=self.strategy,
-                micro_batch_size=plan.micro_batch_size,
-                num_micro_batches=plan.accumulation,
-                dtype=self.dtype,
-                checkpointing=self.checkpointing,
-                attention=self.attention,
-                compiled=self.compiled,
-                narrow=self.find_strategy().narrows(plan),
-                program=dict(self.program),
-                **decided,
-            )
+        if decided is None:
+            return None
+        return Training(
+            model=self.model,
+            overrides=dict(self.overrides),
+            layout=str(shape),
+            strategy=self.strategy,
+            micro_batch_size=plan.micro_batch_size,
+            num_micro_batches=plan.accumulation,
+            dtype=self.dtype,
+            checkpointing=self.checkpointing,
+            attention=self.attention,
+            compiled=self.compiled,
+            narrow=self.find_strategy().narrows(plan),
+            program=dict(self.program),
+            **decided,
         )

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.record.workload import Rank, Step
 from perfsuite.schedules import Schedule, make_schedule
 from perfsuite.strategies.base import EXACT_TOLERANCE
-from perfsuite.workloads.checks import raise_alike, require_counts
+from perfsuite.workloads.checks import MeshWorkload, raise_alike, require_counts
 from perfsuite.workloads.training.case import STAGES
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmulatedPipeline(Workload):
+class EmulatedPipeline(MeshWorkload):
     """Forward, input gradient and weight gradient of every stage sleep ``action_ms`` each."""
 
     mesh: str  # Shape of the mesh, such as pp4.
@@ -39,7 +39,6 @@ class EmulatedPipeline(Workload):
     preload = ("torch._dynamo", "torch.distributed.pipelining")
     arrivals = False
     aligned: ClassVar[bool] = False
-    yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         if MeshShape.parse(self.mesh).names != ("pp",):
@@ -48,10 +47,6 @@ class EmulatedPipeline(Workload):
         self.find_schedule()
         if not (isinstance(self.action_ms, (int, float)) and math.isfinite(self.action_ms) and self.action_ms >= 0):
             raise InvalidParameter(f"action_ms={self.action_ms!r} is not a duration; choose 0 or more milliseconds")
-
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
 
     def find_schedule(self) -> Schedule:
         """Return the orders of all ranks; raises InvalidParameter, with the legal counts, if there are none."""
@@ -124,7 +119,7 @@ class _EmulatedStep(Step):
         for stage in stages:
             x = stage(x)
         loss = F.mse_loss(x, self._targets)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        loss.backward()
         pairs = {
             f"gradient of stage {index}": (module.weight.grad, stages[index].weight.grad)
             for index, module in self.modules.items()

@@ -66,7 +66,11 @@ class ExposedStep(Observed):
                 real.run()
                 quiet.run()
             self._require_silence(quiet)
-            pairs = [self._pair(real, quiet, real_first=index % 2 == 0) for index in range(_PAIRS)]
+            pairs = []
+            for index in range(_PAIRS):
+                in_turn = (real, quiet) if index % 2 == 0 else (quiet, real)
+                took_s = {step: self._seconds(step.run) for step in in_turn}
+                pairs.append((took_s[real], took_s[quiet]))
         worst = torch.tensor(pairs, dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.rank.group())
         self._record(*exposed_share([(float(a), float(b)) for a, b in worst.tolist()]))
@@ -95,11 +99,6 @@ class ExposedStep(Observed):
             return False
         self.rank.record("exposed_kernel_share", share, reduce="mean")
         return True
-
-    def _pair(self, real: TrainingStep, quiet: TrainingStep, *, real_first: bool) -> tuple[float, float]:
-        steps = (real, quiet) if real_first else (quiet, real)
-        first, second = [self._seconds(step.run) for step in steps]
-        return (first, second) if real_first else (second, first)
 
     def _seconds(self, run: Callable[[], None]) -> float:
         dist.barrier(group=self.rank.group())

@@ -8,9 +8,8 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,9 +22,10 @@ from perfsuite.runtime.ranks.settled import COLLECTIVE, Settled
 from perfsuite.workloads.training.case import TrainCase
 from perfsuite.workloads.training.on_rank import TrainingStep
 
-PEAKS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"peak": ("start", "final"), "peak in flight": ("start in flight", "final in flight")}
-)
+PEAKS: Mapping[str, tuple[str, str]] = {
+    "peak": ("start", "final"),
+    "peak in flight": ("start in flight", "final in flight"),
+}
 """Peaks between two marks: of the step, and of forwards and backwards only."""
 _ALLOCATION = "[memory]"  # Name of the profiler's events of an allocation and its end
 _STARTS = frozenset(start for start, _ in PEAKS.values())
@@ -52,6 +52,8 @@ class Ledger:
     """Allocated bytes at marked moments, less those at the first mark."""
 
     host_bytes = 0  # Resident set of this process at the mark ``final``
+    beyond: Mapping[str, int] = {}
+    """Bytes reserved but unused, and in use on the whole device, at the mark ``final``; empty on a CPU."""
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -68,10 +70,6 @@ class Ledger:
         """Return the bytes at every mark, and the :data:`PEAKS` whose ends were marked."""
         raise AssertionError("a subclass reads its allocator")
 
-    def beyond(self) -> Mapping[str, int]:
-        """Return bytes that the allocator holds in addition; empty on a CPU."""
-        return {}
-
 
 class _DeviceLedger(Ledger):
     """Statistics of an accelerator's caching allocator."""
@@ -80,7 +78,6 @@ class _DeviceLedger(Ledger):
         self._device = device
         self._memory: Any = torch.get_device_module(device)
         self._totals: dict[str, int] = {}
-        self._beyond: dict[str, int] = {}
         self._base = self._now()
 
     def _now(self) -> int:
@@ -96,17 +93,13 @@ class _DeviceLedger(Ledger):
         self._totals |= {total: peak - self._base for total, (_, end) in PEAKS.items() if end == name}
         if name == "final":
             free, total = self._memory.mem_get_info(self._device)
-            self._beyond = {
+            self.beyond = {
                 "fragmentation": int(self._memory.max_memory_reserved(self._device)) - peak,
                 "whole_device": total - free,
             }
 
     def totals(self) -> Mapping[str, int]:
         return self._totals
-
-    def beyond(self) -> Mapping[str, int]:
-        """Return the reserved but unused bytes, and the bytes in use on the whole device."""
-        return self._beyond
 
 
 class CpuLedger(Ledger):
@@ -127,8 +120,7 @@ class CpuLedger(Ledger):
         gc.collect()
         gc.disable()  # wrappers are in reference cycles, which are collected at chance moments
         try:
-            settled: Any = Settled
-            with torch.profiler.profile(activities=activities, profile_memory=True) as self._profile, settled():
+            with torch.profiler.profile(activities=activities, profile_memory=True) as self._profile, Settled():
                 yield
         finally:
             gc.enable()
@@ -241,14 +233,9 @@ class Observed(Step):
             return PerfCounterClock()
         return EventClock(torch.get_device_module(self.rank.device), self.rank.device.type)
 
-    @contextmanager
-    def training(self, rank: Rank | None = None) -> Iterator[TrainingStep]:
+    def training(self, rank: Rank | None = None) -> closing[TrainingStep]:
         """Return a context with a newly built step, closed at the end."""
-        step = TrainingStep(self.workload, rank or self.rank)
-        try:
-            yield step
-        finally:
-            step.close()
+        return closing(TrainingStep(self.workload, rank or self.rank))
 
 
 class MemoryStep(Observed):
@@ -300,7 +287,7 @@ class MemoryStep(Observed):
             "final_device": final,
             "untracked": final - sum(kinds[kind] for kind in ("weights", "optimizer", "encoders", "ema")) - held,
             "final_host": ledger.host_bytes,
-            **ledger.beyond(),
+            **ledger.beyond,
             "parts_at_once": at_once,
             "parts_beyond_peak": at_once - totals["peak"],  # above 0 it is an error on any rank
         }

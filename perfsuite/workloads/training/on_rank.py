@@ -69,7 +69,7 @@ class _ProgramStep:
     def _encoded(self, batch: Batch) -> Batch:
         assert self._encoders is not None
         with self._rank.span("encoders"):
-            return self._encoders(batch)  # type: ignore[no-any-return] # a module's call has no type
+            return self._encoders(batch)
 
     def after_step(self, mean_loss: Callable[[], float]) -> None:
         """Run the actions after the optimizer's step; ``mean_loss`` is a collective."""
@@ -118,11 +118,10 @@ class TrainingStep(Step):
         self._data = open_samples(workload, rank, self.trainer)
         self.batches: Iterator[Any] = iter(()) if self._data is None else self._data
         self.loss: torch.Tensor | None = None
-        self._first_step: _FirstStep | None = None
-        self._parameters_checked = False
         # a hook would be compiled, and its removal would compile again
-        if rank.purpose == "time" and not plan.compiled:
-            self._first_step = _FirstStep(self.trainer.module)
+        watched = rank.purpose == "time" and not plan.compiled
+        self._first_step = _FirstStep(self.trainer.module) if watched else None
+        self._parameters_checked = False
         for name, value, unit in (
             ("local_batch", plan.micro_batch_size, "samples"),
             ("sequence_length", plan.model.tokens_per_sample, "tokens"),
@@ -282,10 +281,9 @@ class _FirstStep:
         finite.  The place is 0 for a forward or 1 for a backward; the layer, negative in a backward, which starts at
         the last; the position in the order of outputs; and the name.
         """
-        if (part := self._outputs.first()) is not None:
-            return 0, *part
-        if (part := self._gradients.first()) is not None:
-            return 1, *part
+        for direction, sums in enumerate((self._outputs, self._gradients)):
+            if (part := sums.first()) is not None:
+                return direction, *part
         return None
 
     def _noting(self, path: str) -> Any:

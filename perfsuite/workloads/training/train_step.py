@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import InvalidParameter
@@ -69,13 +68,11 @@ class TrainStep(TrainCase):
             step.check()
 
 
-_OFFLOADED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "offload": ("parameters", "gradients", "optimizer", "updating"),
-        "offload_optimizer": ("optimizer", "updating"),
-        "offload_parameters": ("parameters",),
-    }
-)
+_OFFLOADED: Mapping[str, tuple[str, ...]] = {
+    "offload": ("parameters", "gradients", "optimizer", "updating"),
+    "offload_optimizer": ("optimizer", "updating"),
+    "offload_parameters": ("parameters",),
+}
 """Parts of the estimate that an option moves to the host."""
 _MOST_TIMES = 64  # Largest factor by which an error proposes more ranks
 
