@@ -2,13 +2,17 @@
 
 import itertools
 import math
+import os
 import random
 import re
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fleet_real import one_run
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.cli.main import main
 from perfsuite.expectations.rows import load_expectations
@@ -318,3 +322,29 @@ def test_links_congested_once_are_cleared_and_slow_ones_are_found():
         found += [record.name for record in slow] == ["rank 5 and 40 again"]
     assert 4 == found
     assert suspected > 80
+
+
+# -- real processes on eight network namespaces -----------------------------------------------------------------------
+
+NAMESPACE = f"probe{os.getpid()}"
+
+
+def why_not():
+    """Why no network namespaces can be made here; empty where they can."""
+    missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} not found: install iproute2 and util-linux"
+    if os.geteuid():
+        return "network namespaces need root"
+    made = subprocess.run(["ip", "netns", "add", NAMESPACE], capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "del", NAMESPACE], capture_output=True, check=False)
+    return f"no network namespaces here: {made.stderr.strip()}" if made.returncode else ""
+
+
+@pytest.mark.slow
+def test_a_slow_link_a_held_rank_and_an_absent_node_are_named_and_nobody_else():
+    if reason := why_not():
+        pytest.skip(reason)
+    expected, found = one_run(8, 0, 200.0)
+    assert {"slow", "absent"} == set(expected.values())
+    assert expected == found

@@ -9,6 +9,7 @@ import pytest
 from perfsuite.base.units import format_bytes
 from perfsuite.metrics import derive
 from perfsuite.plugin.progress import Progress
+from perfsuite.plugin.summary import paced
 from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
 from perfsuite.record.step import Arrival
 from perfsuite.record.workload import Budget, FunctionWorkload
@@ -16,6 +17,7 @@ from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.screen import outcomes
 from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables, peak_lines
 from perfsuite.runtime.driver import Job
+from test_correctness.helpers.report_runs import trained
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 LINK = Peak(value=400.0, unit="GB/s", source="data sheet")
@@ -254,3 +256,29 @@ def test_the_command_that_shows_a_run_again_is_quoted_for_the_shell(pytester, mo
     repo.run("--perf-journal=my run.jsonl").stdout.fnmatch_lines(
         ["next *perfsuite report 'my run.jsonl' --html run.html"]
     )
+
+
+# -- a kernel that paces TCP: small messages of gloo scatter -----------------------------------------------------------
+
+
+def sent(backend, ranks):
+    result = trained("test_ddp", ranks, 1.0, model="gpt2", strategy="ddp")
+    return dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("control", "backend", "ranks", "told"),
+    [
+        ("bbr", "gloo", 2, True),
+        ("bbr2", "gloo", 2, True),
+        ("cubic", "gloo", 2, False),
+        ("unknown", "gloo", 2, False),
+        ("bbr", "nccl", 2, False),
+        ("bbr", "gloo", 1, False),
+        ("bbr", "gloo", 0, False),
+    ],
+)
+def test_pacing_is_told_where_messages_went_by_it(control, backend, ranks, told):
+    line = paced(control, [sent(backend, ranks)] if ranks else [])
+    assert bool(line) == told
+    assert not told or f"TCP uses {control}:" in line
