@@ -7,37 +7,30 @@ import shutil
 import pytest
 
 from perfsuite.base.units import format_bytes
-from perfsuite.metrics import derive
 from perfsuite.plugin.progress import Progress
 from perfsuite.plugin.summary import paced
-from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.result import Metric, Peak, Peaks, Work
 from perfsuite.record.step import Arrival
-from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.screen import outcomes
 from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables, peak_lines
-from perfsuite.runtime.driver import Job
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.report_runs import trained
-from test_correctness.helpers.scripted_driver import measurement, repository
+from test_correctness.helpers.runs import remeasured
+from test_correctness.helpers.scripted_driver import measured_on, measurement, repository
 
 LINK = Peak(value=400.0, unit="GB/s", source="data sheet")
 
 
 def collective(size, time_s, *, name="all_reduce", ranks=4, dtype="fp32"):
-    job = Job(workload=FunctionWorkload(function=collective), world_size=ranks, budget=Budget())
-    work = Work(collective=name, message_bytes=float(size), dtype=dtype)
-    measured = measurement(job, (time_s,) * 5, arrival=Arrival(late_rank=2, lag_s=3e-6, iterations=20))
-    names = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
-    return Result(
-        case=f"test_perf/test_collectives.py::test_{name}[s4000-ws{ranks}-{format_bytes(size)}-{dtype}]",
-        workload="perfsuite.workloads.collective:AllReduce",
+    return result_of(
+        measured_on(ranks, (time_s,) * 5, arrival=Arrival(late_rank=2, lag_s=3e-6, iterations=20)),
+        f"test_perf/test_collectives.py::test_{name}[s4000-ws{ranks}-{format_bytes(size)}-{dtype}]",
         parameters={"message_bytes": size, "dtype": dtype},
         platform="s4000",
-        world_size=ranks,
-        outcome="measured",
-        work=work,
-        metrics=derive(names, work=work, measurement=measured, peaks=Peaks(link=LINK)),
-        measurement=measured,
+        work=Work(collective=name, message_bytes=float(size), dtype=dtype),
+        metrics=("latency_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+        peaks=Peaks(link=LINK),
     )
 
 
@@ -63,16 +56,8 @@ def test_a_table_shows_time_metrics_share_and_ranks_in_120_columns():
 
 
 def test_what_no_case_has_is_no_column():
-    plain = [
-        dataclasses.replace(
-            result,
-            metrics=(),
-            world_size=1,
-            measurement=dataclasses.replace(result.measurement, arrival=None, ranks=()),
-        )
-        for result in swept()
-    ]
-    lines = metric_tables(plain)
+    plain = [remeasured(result, arrival=None, ranks=()) for result in swept()]
+    lines = metric_tables([dataclasses.replace(result, metrics=(), world_size=1) for result in plain])
     assert lines[2:4] == ["  in every row: ranks 1, samples 5 x 7", lines[3]]
     assert lines[3].split() == ["case", "median"]
 
@@ -262,8 +247,7 @@ def test_the_command_that_shows_a_run_again_is_quoted_for_the_shell(pytester, mo
 
 
 def sent(backend, ranks):
-    result = trained("test_ddp", ranks, 1.0, model="gpt2", strategy="ddp")
-    return dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, backend=backend))
+    return remeasured(trained("test_ddp", ranks, 1.0, model="gpt2", strategy="ddp"), backend=backend)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """``benchmarks/schedule.py`` and ``perfsuite trace``: what they print, write and refuse."""
 
+import dataclasses
 import json
 import re
 
@@ -7,13 +8,10 @@ import pytest
 
 from benchmarks import schedule
 from perfsuite.cli import main as cli
-from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.run import Header
 from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import SCHEDULES, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, simulated
-
-HEADER = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
+from test_correctness.helpers.runs import journal_of
 
 
 def printed(capsys, *arguments, code=0):
@@ -102,19 +100,15 @@ def test_what_cannot_be_is_one_line_with_the_legal_choices(arguments, message, c
     assert re.fullmatch(f"error: {message}.*", line)
 
 
+OTHER = result_of("t.py::test_other[cpu]", None)
 CASES = ("t.py::test_step[cpu-ws4-1f1b]", "t.py::test_step[cpu-ws4-gpipe]")
 
 
 @pytest.fixture
 def journal(tmp_path):
     """Two cases with a timeline and one without."""
-    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
-    for case in CASES:
-        name = case.rpartition("-")[2].removesuffix("]")
-        writer.result(result_of(case, measured(make_schedule(name, ranks=4, num_micro_batches=8))))
-    writer.result(result_of("t.py::test_other[cpu]", None))
-    writer.close()
-    return tmp_path / "journal.jsonl"
+    timelines = [measured(make_schedule(name, ranks=4, num_micro_batches=8)) for name in ("1f1b", "gpipe")]
+    return journal_of(tmp_path / "journal.jsonl", *map(result_of, CASES, timelines), OTHER)
 
 
 def names(folder):
@@ -148,10 +142,7 @@ def test_what_a_journal_does_not_have_is_named(journal, tmp_path, capsys):
     assert refused(capsys, "trace", journal, "--case", "zbv", "--out", out) == (
         f"--case 'zbv': no id of 2 cases with a timeline contains it; give a part of an id such as {CASES[0]}"
     )
-    writer = JournalWriter(tmp_path / "plain.jsonl", HEADER)
-    writer.result(result_of("t.py::test_other[cpu]", None))
-    writer.close()
-    assert refused(capsys, "trace", tmp_path / "plain.jsonl", "--out", out) == (
+    assert refused(capsys, "trace", journal_of(tmp_path / "plain.jsonl", OTHER), "--out", out) == (
         f"journal {tmp_path}/plain.jsonl has 1 case and none with a timeline; "
         "give the journal of a run with pipeline cases"
     )
@@ -162,13 +153,10 @@ def test_what_a_journal_does_not_have_is_named(journal, tmp_path, capsys):
 
 
 def test_a_case_that_cannot_be_shown_keeps_no_other_from_being_written(tmp_path, capsys):
-    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
-    own = measured(make_schedule("1f1b", ranks=4, num_micro_batches=8))
-    writer.result(result_of("t.py::own", type(own)(ranks=4, events=own.events, source="measured", schedule="mine")))
-    writer.result(result_of("t.py::known", own))
-    writer.close()
-    out = tmp_path / "traces"
-    said = printed(capsys, "trace", tmp_path / "journal.jsonl", "--simulated", "--out", out, code=4)
+    known = measured(make_schedule("1f1b", ranks=4, num_micro_batches=8))
+    own = result_of("t.py::own", dataclasses.replace(known, schedule="mine"))
+    journal, out = journal_of(tmp_path / "j.jsonl", own, result_of("t.py::known", known)), tmp_path / "traces"
+    said = printed(capsys, "trace", journal, "--simulated", "--out", out, code=4)
     assert said.err.startswith("perfsuite: error: t.py::own: schedule='mine' is unknown; choose")
     stems = (f"{file_stem('t.py::own')}.svg", f"{file_stem('t.py::known')}.simulated.svg")
     assert names(out) >= set(stems)
@@ -176,8 +164,6 @@ def test_a_case_that_cannot_be_shown_keeps_no_other_from_being_written(tmp_path,
 
 
 def test_a_simulated_timeline_in_a_journal_is_named_as_such(tmp_path, capsys):
-    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
-    writer.result(result_of("t.py::t", simulated("1f1b")))
-    writer.close()
-    printed(capsys, "trace", tmp_path / "journal.jsonl", "--out", tmp_path / "out")
+    journal = journal_of(tmp_path / "journal.jsonl", result_of("t.py::t", simulated("1f1b")))
+    printed(capsys, "trace", journal, "--out", tmp_path / "out")
     assert names(tmp_path / "out") == {f"{file_stem('t.py::t')}.simulated{end}" for end in (".svg", ".trace.json")}

@@ -14,6 +14,7 @@ from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_grids, pipeline_row
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, seen_without_waiting, simulated
+from test_correctness.helpers.runs import remeasured
 
 TEST = "test_perf/test_pipeline.py::test_schedule"
 
@@ -90,11 +91,9 @@ def test_a_missing_action_leaves_the_simulation_out_and_no_more():
 
 def test_a_damaged_timeline_is_named_and_the_others_are_shown():
     fine = case("1f1b")
-    events = (dataclasses.replace(fine.measurement.timeline.events[0], rank=9),)
-    damaged = dataclasses.replace(fine.measurement.timeline, events=events)
-    bad = dataclasses.replace(
-        fine, case="t.py::bad", measurement=dataclasses.replace(fine.measurement, timeline=damaged)
-    )
+    whole = fine.measurement.timeline
+    damaged = dataclasses.replace(whole, events=(dataclasses.replace(whole.events[0], rank=9),))
+    bad = dataclasses.replace(remeasured(fine, timeline=damaged), case="t.py::bad")
     lines = pipeline_lines([bad, fine])
     assert lines[-1] == "  t.py::bad: the timeline of 1f1b has a forward of stage 0 on rank 9; its ranks are 0 to 3"
     assert any(line.startswith("cpu-ws4-1f1b") for line in lines)

@@ -17,16 +17,14 @@ from perfsuite.platforms.base import Clock
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Measurement, Peaks, Record, Work
 from perfsuite.record.step import Component, Traffic
-from perfsuite.record.workload import Budget
 from perfsuite.runtime.assembly import join_components, join_traffic
-from perfsuite.runtime.driver import Job
 from perfsuite.strategies import Plan, find
 from perfsuite.strategies.traffic import find_shapes
 from perfsuite.strategies.traffic_count import Posted
 from perfsuite.workloads.training.builds import Parts, components_of, difference, mark, traffic_of
 from perfsuite.workloads.training.case import BUILDS
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measured_on
 
 # -- closed forms ------------------------------------------------------------------------------------------------
 
@@ -208,10 +206,6 @@ def test_a_part_computes_without_what_it_waits_for():
 # -- records and metrics ----------------------------------------------------------------------------------------
 
 
-def ranks_measured():
-    return measurement(Job(workload=TrainStep(model="gpt2-tiny", strategy="ddp"), world_size=2, budget=Budget()))
-
-
 def entry(**given):
     usual = {"axis": "tp", "collective": "all_gather", "part": "mlp", "message_bytes": 4_000_000, "time_s": 0.004}
     return Traffic(**{**usual, "calls": 4, "ranks": 4, **given})
@@ -241,7 +235,7 @@ def test_ranks_of_one_place_send_the_same():
 
 
 def test_records_of_traffic_travel_and_older_ones_load():
-    plain = ranks_measured()
+    plain = measured_on(2)
     assert ((), ()) == (plain.traffic, plain.components)
     whole = from_json(Measurement, to_json(with_traffic(entry(uneven=True))))
     assert (entry(uneven=True),) == whole.traffic
@@ -254,7 +248,7 @@ def with_traffic(*entries, communication_s=0.02, compute_s=0.06):
         for name, value in (("communication_s", communication_s), ("compute_s", compute_s))
     )
     components = (Component(name="mlp", compute_s=compute_s, communication_s=communication_s),)
-    return dataclasses.replace(ranks_measured(), records=records, traffic=entries, components=components)
+    return dataclasses.replace(measured_on(2), records=records, traffic=entries, components=components)
 
 
 def metrics(case):
@@ -282,7 +276,7 @@ def test_metrics_of_traffic():
 
 
 def test_metrics_without_the_build():
-    for metric in metrics(ranks_measured()).values():
+    for metric in metrics(measured_on(2)).values():
         assert (None, "not available: no traffic build was run") == (metric.value, metric.note)
 
 

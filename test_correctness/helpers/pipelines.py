@@ -8,12 +8,10 @@ from typing import Any
 
 from perfsuite.record.result import Record, Result
 from perfsuite.record.step import Timeline
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
 from perfsuite.schedules import Schedule, StageTimes, make_schedule, simulate
 from perfsuite.schedules.schedule import Action
 from test_correctness.helpers import measurements
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measured_on
 
 METRICS = ("bubble_ratio", "bubble_to_ideal_ratio", "in_flight_micro_batches")
 COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
@@ -77,6 +75,5 @@ def seen_without_waiting(timeline: Timeline, *, lost: float = 1.0) -> Timeline:
 
 def result_of(case: str, timeline: Timeline | None, *, records: tuple[Record, ...] = (), **changes: Any) -> Result:
     """What the session makes of a measurement with this timeline."""
-    job = Job(workload=FunctionWorkload(function=result_of), world_size=2, budget=Budget())
-    facts = measurement(job, timeline=timeline, records=records)
+    facts = measured_on(2, timeline=timeline, records=records)
     return measurements.result_of(facts, case, metrics=METRICS, **changes)
