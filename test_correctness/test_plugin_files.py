@@ -94,10 +94,8 @@ def test_a_file_that_does_not_fit_fails_the_run(repo, monkeypatch, option, told)
 
 def test_a_storage_of_pytest_benchmark_that_cannot_be_is_told_before_anything_is_measured(repo):
     Path(".benchmarks").write_text("a file in the way")
-    found = repo.run("--benchmark-autosave")
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: --benchmark-autosave: *.benchmarks* cannot be written: *; name another file"])
-    assert not repo.driver.jobs
+    says = "--benchmark-autosave: *.benchmarks* cannot be written: *; name another file"
+    repo.refuses("--benchmark-autosave", says=says)
 
 
 @pytest.mark.parametrize("option", ["--benchmark-autosave", "--junitxml=gone/out.xml"])

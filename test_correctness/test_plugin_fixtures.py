@@ -3,8 +3,7 @@
 import pytest
 
 from perfsuite.record.workload import FunctionWorkload
-from test_correctness.helpers.scripted_driver import repository
-from test_correctness.test_plugin_collect import ids
+from test_correctness.helpers.scripted_driver import ids, repository
 
 
 def test_functions_classes_and_partials_get_the_parameters_of_perf_and_one_rank_by_default(pytester, monkeypatch):

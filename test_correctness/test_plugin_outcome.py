@@ -2,12 +2,11 @@
 
 import os
 import signal
-from xml.etree import ElementTree
 
 import pytest
 
 from perfsuite.base.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
-from test_correctness.helpers.scripted_driver import Launched, measurement, repository
+from test_correctness.helpers.scripted_driver import Launched, junit, measurement, repository
 
 THREE = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second", "third"))
 
@@ -21,11 +20,6 @@ def failing(error, name="second"):
         return measurement(job)
 
     return script
-
-
-def junit(pytester):
-    cases = ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
-    return {case.attrib["name"].partition("[")[0]: case for case in cases}
 
 
 def test_a_failed_case_shows_its_message_and_the_logs_of_its_ranks(pytester, monkeypatch):
@@ -46,7 +40,7 @@ def test_a_failed_case_shows_its_message_and_the_logs_of_its_ranks(pytester, mon
     found.stdout.fnmatch_lines(["FAILED test_it.py::test_second[[]cpu] - Failed: rank 1 on here died: killed by *"])
     assert "perfsuite/plugin" not in found.stdout.str()
     assert "direct cause" not in found.stdout.str()
-    (failure,) = junit(pytester)["test_second"].findall("failure")
+    (failure,) = junit("junit.xml")["test_second[cpu]"].findall("failure")
     assert failure.attrib["message"].startswith("Failed: rank 1 on here died: killed by SIGKILL (2 ranks)")
 
 
@@ -72,7 +66,7 @@ def test_out_of_memory_is_a_result(pytester, monkeypatch):
     found = repo.run("--junitxml=junit.xml", "-W", "error")
     found.assert_outcomes(passed=3)
     found.stdout.fnmatch_lines(["2 measured, 1 out of memory*", "test_second*OOM at 44.2 GiB of 48 GiB*"])
-    properties = junit(pytester)["test_second"].findall("properties/property")
+    properties = junit("junit.xml")["test_second[cpu]"].findall("properties/property")
     assert [each.attrib for each in properties] == [{"name": "outcome", "value": "out_of_memory"}]
 
 
@@ -82,7 +76,7 @@ def test_a_lost_agent_fails_its_case_and_ends_the_run(pytester, monkeypatch):
     found.assert_outcomes(passed=1, failed=1)
     assert found.ret != 0
     found.stdout.fnmatch_lines(["1 measured*", "*perfsuite: the agent of rank 3 on node7 is lost*"])
-    assert set(junit(pytester)) == {"test_first", "test_second"}
+    assert set(junit("junit.xml")) == {"test_first[cpu]", "test_second[cpu]"}
     assert repo.driver.closed >= 1
 
 
@@ -96,7 +90,9 @@ def test_an_expected_failure_is_one(pytester, monkeypatch):
 def test_metrics_are_junit_properties(pytester, monkeypatch):
     tests = "@world_sizes(2)\ndef test_sum(perf, ranks):\n    perf(Sum(message_bytes=1 << 30), on=ranks)\n"
     repository(pytester, monkeypatch, tests).run("--junitxml=junit.xml").assert_outcomes(passed=1)
-    properties = {each.attrib["name"]: each.attrib["value"] for each in junit(pytester)["test_sum"].iter("property")}
+    properties = {
+        each.attrib["name"]: each.attrib["value"] for each in junit("junit.xml")["test_sum[cpu-ws2]"].iter("property")
+    }
     assert properties == {
         "latency_us": "500000.0",
         "algbw_gb_per_s": str((1 << 30) / 0.5 / 1e9),
@@ -128,7 +124,7 @@ def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
             "test_third[[]cpu] * 500 ms",
         ]
     )
-    verdicts = [each.attrib["value"] for each in junit(pytester)["test_second"].iter("property")]
+    verdicts = [each.attrib["value"] for each in junit("junit.xml")["test_second[cpu]"].iter("property")]
     assert "slow" in verdicts
     assert "test_second" not in pytester.path.joinpath("out.json").read_text()
     repo.run("--benchmark-disable").assert_outcomes(passed=3)  # what was not measured is not judged
@@ -236,5 +232,5 @@ def pytest_sessionfinish():
         "--junitxml=junit.xml", "--benchmark-json=out.json"
     )
     found.assert_outcomes(passed=3)
-    assert len(junit(pytester)) == 3
+    assert len(junit("junit.xml")) == 3
     assert "test_third" in pytester.path.joinpath("out.json").read_text()
