@@ -16,7 +16,7 @@ from perfsuite.metrics.pipeline import (
     step_bounds_s,
 )
 from perfsuite.record.result import Record
-from perfsuite.record.step import Timeline, TimelineEvent
+from perfsuite.record.step import Timeline
 from perfsuite.schedules import (
     SCHEDULES,
     StageTimes,
@@ -25,6 +25,7 @@ from perfsuite.schedules import (
     make_schedule,
     simulate,
 )
+from test_correctness.helpers.pipelines import event_of
 from test_correctness.helpers.schedules import random_durations, schedules
 
 
@@ -130,11 +131,8 @@ def test_a_measured_bubble_well_below_its_simulation_is_impossible():
 
 
 def test_idle_time_without_a_recorded_wait_counts_and_waits_outside_the_step_do_not():
-    def event(kind, rank, start_s, end_s):
-        return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
-
-    events = (event("wait", 0, 0, 10), event("forward", 0, 10, 12), event("backward", 0, 16, 20))
-    events += (event("forward", 1, 12, 13), event("backward", 1, 13, 16), event("wait", 1, 16, 40))
+    events = (event_of("wait", 0, 0, 10), event_of("forward", 0, 10, 12), event_of("backward", 0, 16, 20))
+    events += (event_of("forward", 1, 12, 13), event_of("backward", 1, 13, 16), event_of("wait", 1, 16, 40))
     timeline = Timeline(ranks=2, events=events, source="measured")
     assert step_bounds_s(timeline) == (10, 20)
     assert busy_s(timeline) == (6, 4)

@@ -22,7 +22,6 @@ from perfsuite.fleet.standing import judge_fleet
 from perfsuite.metrics.pairs import message_times_s, name_again, name_of
 from perfsuite.platforms import load_catalog
 from perfsuite.platforms.host import Host, boot_of
-from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Record, Work
 from perfsuite.record.run import Header, RunEnd, RunRecord
 from perfsuite.record.step import Identity, SpanTotal
@@ -33,6 +32,7 @@ from perfsuite.workloads.pair_rounds import PairRounds, tournament
 from test_correctness.helpers.fleets import ALL_REDUCE, MATMUL, answer, fleet, slower, standings, write_node
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
+from test_correctness.helpers.runs import journal_of
 
 # -- the rule ----------------------------------------------------------------------------------------------------
 
@@ -216,22 +216,18 @@ def rounds_journal(folder, slow=(), *, nodes=8, rounds=4, links=None, again=None
     ]
     measurement = measurement_of([0.1], ranks, spans=tuple(spans), records=tuple(records))
     work = Work(collective="pairs", message_bytes=float(1 << 20), dtype="fp32")
-    path = folder / "launch.jsonl"
-    writer = JournalWriter(path, Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0"))
-    writer.result(
-        result_of(
-            measurement,
-            "test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
-            workload="perfsuite.workloads.pair_rounds:PairRounds",
-            parameters=workload.parameters(),
-            platform="h200",
-            work=work,
-            metrics=workload.metrics,
-        )
+    result = result_of(
+        measurement,
+        "test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
+        workload="perfsuite.workloads.pair_rounds:PairRounds",
+        parameters=workload.parameters(),
+        platform="h200",
+        work=work,
+        metrics=workload.metrics,
     )
-    writer.ended(RunEnd(at="2026", took_s=1.0, exit_status=0))
-    writer.close()
-    return path
+    header = Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0")
+    end = RunEnd(at="2026", took_s=1.0, exit_status=0)
+    return journal_of(folder / "launch.jsonl", result, header=header, end=end)
 
 
 def test_a_node_that_is_slow_with_nearly_all_partners_is_named_and_its_partners_are_not(tmp_path, capsys):

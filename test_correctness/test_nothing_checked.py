@@ -12,9 +12,10 @@ from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.run import Header, Revision
+from perfsuite.record.run import Revision
 from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
+from test_correctness.helpers.runs import HEADER
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
 
@@ -25,10 +26,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("empty.jsonl").write_text("")
-    JournalWriter(
-        Path("header.jsonl"),
-        Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00", versions={}),
-    )
+    JournalWriter(Path("header.jsonl"), HEADER)
     written(Path("one.jsonl"), session(1))
     apart = [dataclasses.replace(session(number), revision=Revision(commit="c", dirty=True)) for number in range(9)]
     written(Path("dirty.jsonl"), *apart)

@@ -9,11 +9,11 @@ import pytest
 from perfsuite.base.units import format_bytes
 from perfsuite.plugin.progress import Progress
 from perfsuite.plugin.summary import paced
-from perfsuite.record.result import Metric, Peak, Peaks, Work
+from perfsuite.record.result import Peak, Peaks, Work
 from perfsuite.record.step import Arrival
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.screen import outcomes
-from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables, peak_lines
+from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables
 from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.report_runs import trained
 from test_correctness.helpers.runs import remeasured
@@ -80,19 +80,6 @@ def test_out_of_memory_stands_among_the_measured_cases():
     assert len([line for line in lines if line.startswith("case")]) == 1
     assert any("OOM at 44 GiB of 48 GiB" in line for line in lines)
     assert outcomes([swept()[1], gone]) == "1 measured, 1 out of memory"
-
-
-def test_a_peak_is_named_with_its_source():
-    measured = Peak(value=0.18, unit="TFLOPS", source="measured here: fastest product", kind="measured")
-    product = dataclasses.replace(
-        swept()[0],
-        work=Work(flops={"exact": 1.0}, dtype="bf16"),
-        metrics=(Metric(name="tflops", value=0.1, unit="TFLOPS", better="higher", peak=measured),),
-    )
-    assert peak_lines([*swept(), product, product]) == [
-        "peak link 400 GB/s (published: data sheet)",
-        "peak bf16 0.18 TFLOPS (measured here: fastest product)",
-    ]
 
 
 def test_alpha_and_beta_are_fitted_per_collective_ranks_and_dtype():

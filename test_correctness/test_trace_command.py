@@ -27,20 +27,6 @@ def refused(capsys, *arguments):
     return line.removeprefix("perfsuite: ").removeprefix("error: ")
 
 
-def test_a_schedule_is_printed_with_exact_ratios(capsys):
-    said = printed(capsys, "schedule", "1f1b", "--ranks", 4, "--micro-batches", 8, "--forward-s", 0.04)
-    assert said.out.splitlines() == [
-        "1F1B: p=4 ranks, v=1 stage per rank, m=8 micro-batches",
-        "a stage's forward 40 ms, backward 80 ms; a message no time",
-        "step                     1.32 s (simulated)",
-        "bubble_ratio             0.273 = 3/11 (simulated)",
-        "formula, equal stages    0.273 = 3/11",
-        "bubble_to_ideal          0.375 = 3/8 (idle / busy)",
-        "micro-batches in flight  4 3 2 1 by rank",
-        "activations held         4 3 2 1 by rank, one per micro-batch and stage",
-    ]
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_drawn_and_traced(name, tmp_path, capsys):
     picture, trace = tmp_path / "a.svg", tmp_path / "a.JSON"

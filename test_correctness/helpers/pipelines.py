@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from perfsuite.record.result import Record, Result
-from perfsuite.record.step import Timeline
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules import Schedule, StageTimes, make_schedule, simulate
 from perfsuite.schedules.schedule import Action
 from test_correctness.helpers import measurements
@@ -24,6 +24,11 @@ def staged(
     interleaved = {"stages_per_rank": stages_per_rank} if stages_per_rank else {}
     options = {"schedule": schedule, **interleaved}
     return {"strategy": "hybrid", "options": options, "accumulation": num_micro_batches, **case}
+
+
+def event_of(kind: Any, rank: int, start_s: float, end_s: float) -> TimelineEvent:
+    """An event of micro-batch 0 in the only stage of a rank."""
+    return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
 
 
 def simulated(
