@@ -19,12 +19,12 @@ from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.nodes import read_nodes, several_hosts
 from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of, slow_in_pairs
 from perfsuite.fleet.standing import judge_fleet
-from perfsuite.metrics.pairs import message_times_s, name_again, name_of
+from perfsuite.metrics.pairs import message_times_s, name_again
 from perfsuite.platforms import load_catalog
 from perfsuite.platforms.host import Host, boot_of
 from perfsuite.record.result import Record, Work
 from perfsuite.record.run import Header, RunEnd, RunRecord
-from perfsuite.record.step import Identity, SpanTotal
+from perfsuite.record.step import Identity
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
@@ -33,6 +33,7 @@ from test_correctness.helpers.fleets import ALL_REDUCE, MATMUL, answer, fleet, s
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 from test_correctness.helpers.runs import journal_of
+from test_correctness.test_pairs import spans
 
 # -- the rule ----------------------------------------------------------------------------------------------------
 
@@ -204,17 +205,18 @@ def rounds_journal(folder, slow=(), *, nodes=8, rounds=4, links=None, again=None
     workload = PairRounds(message_bytes=1 << 20, ranks_per_node=2, rounds=rounds)
     draw = random.Random(1)
     ranks = [rank_facts(rank, host=f"gpu{rank // 2}", device=f"cuda:{rank % 2}") for rank in range(2 * nodes)]
-    spans = []
-    for pair in workload.pairs(2 * nodes):
-        time_s = 1e-3 * (2 if {pair[0] // 2, pair[1] // 2} & set(slow) else 1) * (1 + draw.gauss(0, 0.004))
-        time_s *= (links or {}).get(pair, 1)
-        name = name_of(pair, workload.messages, both=True)
-        spans.append(SpanTotal(name=name, time_s=0.0, count=1, slowest_rank=0, slowest_s=time_s * workload.messages))
+    times_s = {
+        pair: 1e-3 * (2 if {pair[0] // 2, pair[1] // 2} & set(slow) else 1) * (1 + draw.gauss(0, 0.004))
+        for pair in workload.pairs(2 * nodes)
+    }
+    for pair, factor in (links or {}).items():
+        times_s[pair] *= factor
     records = [
         Record(name=name_again(pair), value=1e-3 * factor, unit="s", reduce="max")
         for pair, factor in (again or {}).items()
     ]
-    measurement = measurement_of([0.1], ranks, spans=tuple(spans), records=tuple(records))
+    timed = spans(times_s, both=True, messages=workload.messages)
+    measurement = measurement_of([0.1], ranks, spans=timed, records=tuple(records))
     work = Work(collective="pairs", message_bytes=float(1 << 20), dtype="fp32")
     result = result_of(
         measurement,
@@ -285,15 +287,12 @@ class Looks:
 
     def __call__(self, workload, purpose):
         self.asked.append(workload.again)
-        spans = []
+        times_s = {}
         for pair in workload.pairs(self.ranks):
             time_s = 1e-3 * self.slow.get(pair, 1.0) * (1 + self.draw.gauss(0, 0.008))
-            time_s *= 1.3 if not workload.again and self.draw.random() < self.transient else 1
-            total = time_s * workload.messages
-            name = name_of(pair, workload.messages, both=True)
-            spans.append(SpanTotal(name=name, time_s=total, count=1, slowest_rank=0, slowest_s=total))
+            times_s[pair] = time_s * (1.3 if not workload.again and self.draw.random() < self.transient else 1)
         facts = [rank_facts(rank, host=f"gpu{rank}", device="cuda:0") for rank in range(self.ranks)]
-        return measurement_of([0.1], facts, spans=tuple(spans))
+        return measurement_of([0.1], facts, spans=spans(times_s, both=True, messages=workload.messages))
 
 
 def test_the_rounds_of_suspected_links_are_tried_again_four_times():

@@ -248,18 +248,12 @@ class TestBase:
     ("arguments", "message"),
     [
         (["--perf-update=maybe"], "*--perf-update: 'maybe' is not a mode; choose append, improved, accept"),
-        (
-            ["--perf-update=accept"],
-            "*--perf-update=accept replaces stored runs and needs a reason; add --perf-reason=TEXT",
-        ),
+        (["--perf-update=accept"], "*--perf-update=accept replaces stored runs and needs a reason; add --perf-rea*"),
         (["--perf-reason=x"], "*--perf-reason is for --perf-accept*"),
         (["--perf-runs=0"], "*--perf-runs: 0 is not a number of runs*"),
         (["--perf-against=HEAD"], "*--perf-against is an option of the gate; give --perf-gate with it"),
         (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),
-        (
-            ["--perf-gate", "--perf-gate-budget=0"],
-            "*--perf-gate-budget: '0' is not a duration above 0; write *none for*",
-        ),
+        (["--perf-gate", "--perf-gate-budget=0"], "*--perf-gate-budget: '0' is not a duration above 0; *none for*"),
         (["--perf-gate", "-o", "perf_gate_budget=long"], "*ini perf_gate_budget: 'long' is not a duration above 0*"),
         (["--perf-gate-budget=60"], "*--perf-gate-budget limits repeated runs of the gate; give --perf-gate or *"),
         (["-o", "perf_tolerance=7"], "*ini perf_tolerance: '7' is not between 0 and 1*"),

@@ -220,13 +220,9 @@ def test_kinds_have_their_own_colour_and_later_stages_of_a_rank_a_paler_one():
 
 
 def measured():
-    events = (event_of("forward", 0, 5, 6), event_of("wait", 0, 6, 8), event_of("backward", 0, 8, 10))
-    events += (
-        event_of("wait", 1, 3, 6),
-        event_of("forward", 1, 6, 7),
-        event_of("backward", 1, 7, 8),
-        event_of("wait", 1, 8, 12),
-    )
+    first = (("forward", 0, 5, 6), ("wait", 0, 6, 8), ("backward", 0, 8, 10))
+    second = (("wait", 1, 3, 6), ("forward", 1, 6, 7), ("backward", 1, 7, 8), ("wait", 1, 8, 12))
+    events = tuple(event_of(*each) for each in (*first, *second))
     return Timeline(ranks=2, events=events, source="measured")
 
 

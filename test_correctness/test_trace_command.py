@@ -57,27 +57,21 @@ def test_halves_of_a_backward_messages_and_unequal_stages_are_said(capsys):
     )
 
 
+GPIPE = ("gpipe", "--ranks", 2, "--micro-batches", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("mine", "--ranks", 4, "--micro-batches", 8), "schedule='mine' is unknown; choose naive, .* or dualpipev"),
-        (("gpipe", "--ranks", 4, "--micro-batches", 8, "--stages-per-rank", 2), "stages_per_rank=2 .*; choose 1"),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--forward-s", 0), "--forward-s 0 is no duration; .* above 0"),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--backward-s", "nan"), "--backward-s nan is no duration"),
-        (
-            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--communication-s=-1"),
-            "--communication-s -1 is no duration; give a number at least 0",
-        ),
-        (
-            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--stage-costs", 1, 1, 1),
-            "--stage-costs has 3 numbers for 2 ranks x 1 stages; give 2",
-        ),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--stage-costs", 1, "inf"), "--stage-costs inf is no duration"),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "a.png"), "--out a.png ends in neither .svg .* choose"),
-        (
-            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "/proc/no/a.svg"),
-            "/proc/no/a.svg cannot be written: No such file or directory; free some space or name another file",
-        ),
+        ((*GPIPE, "--stages-per-rank", 2), "stages_per_rank=2 .*; choose 1"),
+        ((*GPIPE, "--forward-s", 0), "--forward-s 0 is no duration; .* above 0"),
+        ((*GPIPE, "--backward-s", "nan"), "--backward-s nan is no duration"),
+        ((*GPIPE, "--communication-s=-1"), "--communication-s -1 is no duration; give a number at least 0"),
+        ((*GPIPE, "--stage-costs", 1, 1, 1), "--stage-costs has 3 numbers for 2 ranks x 1 stages; give 2"),
+        ((*GPIPE, "--stage-costs", 1, "inf"), "--stage-costs inf is no duration"),
+        ((*GPIPE, "--out", "a.png"), "--out a.png ends in neither .svg .* choose"),
+        ((*GPIPE, "--out", "/proc/no/a.svg"), "/proc/no/a.svg cannot be written: No such file or directory; free"),
     ],
 )
 def test_what_cannot_be_is_one_line_with_the_legal_choices(arguments, message, capsys):
