@@ -102,7 +102,7 @@ def test_a_signal_while_the_gate_settles_leaves_verdicts_and_nothing_else(stored
         child.send_signal(number)
         time.sleep(1.5)
         child.send_signal(number)  # somebody is impatient
-        output, _ = child.communicate()
+        output, _ = child.communicate(timeout=120)
     assert child.returncode == pytest.ExitCode.INTERRUPTED
     assert len(git(repository.root, "worktree", "list").splitlines()) == 1
     (verdict,) = read_journal(tmp_path / "j.jsonl").gate.verdicts

@@ -13,7 +13,6 @@ from perfsuite.metrics import derive
 from perfsuite.models import find as find_model
 from perfsuite.models.build import build
 from perfsuite.models.layers import materialize
-from perfsuite.platforms.base import Clock
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Measurement, Peaks, Record, Work
 from perfsuite.record.step import Component, Traffic
@@ -25,6 +24,7 @@ from perfsuite.workloads.training.builds import Parts, components_of, difference
 from perfsuite.workloads.training.case import BUILDS
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.scripted_driver import measured_on
+from test_correctness.test_runtime_parts import Ticks
 
 # -- closed forms ------------------------------------------------------------------------------------------------
 
@@ -92,40 +92,18 @@ def test_what_differs_is_told_with_both_counts():
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
-class HandClock(Clock):
-    """Moves when it is told to."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def stamp(self):
-        return self.now_s
-
-    def wait(self, stamp):
-        pass
-
-    def elapsed_s(self, start, end):
-        return end - start
-
-    def host_s(self, stamp, anchor, anchor_s):
-        return stamp
-
-    def facts(self):
-        raise AssertionError("nobody asks")
-
-
 class Takes(torch.autograd.Function):
     """Identity that takes ``forward_s`` and ``backward_s`` on a clock."""
 
     @staticmethod
     def forward(ctx, x, clock, forward_s, backward_s):
         ctx.clock, ctx.backward_s = clock, backward_s
-        clock.now_s += forward_s
+        clock.now += forward_s
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.clock.now_s += ctx.backward_s
+        ctx.clock.now += ctx.backward_s
         return gradient, None, None, None
 
 
@@ -148,7 +126,7 @@ def step_of(model, clock, *, checkpointing="none", **slow):
 
 @pytest.mark.parametrize("model", ["gpt2-tiny", "llama2-tiny", "moe-tiny"])
 def test_time_of_a_part_in_either_direction_is_its_own(model):
-    clock = HandClock()
+    clock = Ticks()
     module, step = step_of(model, clock, attention=(1.0, 20.0), mlp=(300.0, 4000.0), norm1=(0.5, 0.25))
     parts = Parts(clock)
     mark(module, parts)
@@ -157,7 +135,7 @@ def test_time_of_a_part_in_either_direction_is_its_own(model):
 
 
 def test_a_forward_that_runs_again_is_the_time_of_its_parts():
-    clock = HandClock()
+    clock = Ticks()
     module, step = step_of("llama2-tiny", clock, checkpointing="full", attention=(1.0, 20.0), mlp=(300.0, 4000.0))
     parts = Parts(clock)
     mark(module, parts)
@@ -170,13 +148,13 @@ def test_a_forward_that_runs_again_is_the_time_of_its_parts():
 
 
 def test_waiting_for_neighbours_is_no_computation():
-    clock = HandClock()
+    clock = Ticks()
     parts = Parts(clock)
 
     def step():
-        clock.now_s += 1.0
+        clock.now += 1.0
         with parts.inside("pipeline"):
-            clock.now_s += 5.0
+            clock.now += 5.0
 
     found = parts.seconds(step)
     assert (1.0, 5.0) == (found["other"], found["pipeline"])
@@ -287,7 +265,7 @@ def test_compiled_blocks_have_no_parts():
 
 def test_a_step_without_parts_is_all_other():
     module = nn.Linear(2, 2)
-    parts = Parts(HandClock())
+    parts = Parts(Ticks())
     mark(module, parts)
     module(torch.ones(1, 2)).sum().backward()
     assert not module._forward_hooks

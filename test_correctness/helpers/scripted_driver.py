@@ -137,7 +137,7 @@ def ids(found: pytest.RunResult) -> list[str]:
 
 def junit(file: Path | str) -> dict[str, ElementTree.Element]:
     """The cases of a JUnit file by their names."""
-    return {case.attrib["name"]: case for case in ElementTree.parse(file).iter("testcase")}
+    return {case.get("name", ""): case for case in ElementTree.parse(file).iter("testcase")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
