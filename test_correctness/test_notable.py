@@ -90,12 +90,10 @@ def test_a_result_above_a_measured_peak_has_no_share():
 
 
 def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
-    def pipeline(case, bubble, simulated):
-        metrics = [
-            Metric(name=name, value=value, unit="", better="lower")
-            for name, value in (("bubble_ratio", bubble), ("simulated_bubble_ratio", simulated))
-        ]
-        return result(case, metrics=tuple(metrics), name=case)
+    def pipeline(case, *ratios):
+        named = zip(("bubble_ratio", "simulated_bubble_ratio"), ratios, strict=True)
+        found = (Metric(name=name, value=ratio, unit="", better="lower") for name, ratio in named)
+        return result(case, metrics=tuple(found), name=case)
 
     (told,) = notable(record(pipeline("a", 0.61, 0.31), pipeline("b", 0.3, 0.2), pipeline("c", 0.21, 0.2)))
     assert (told.kind, told.case, told.cases) == ("bubble", "t.py::a", ("t.py::a", "t.py::b"))

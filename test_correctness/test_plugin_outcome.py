@@ -118,10 +118,8 @@ def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
 @pytest.mark.parametrize(("raises", "outcome"), [("", "failed"), ("(raises=VerdictFailed)", "xfailed")])
 def test_a_judgement_is_expected_only_where_it_is_named(pytester, monkeypatch, raises, outcome):
     marked = f"import pytest\nfrom perfsuite import VerdictFailed\npytestmark = pytest.mark.xfail{raises}\n"
-    assert repository(pytester, monkeypatch, marked + THREE, conftest=JUDGE).run().parseoutcomes() == {
-        outcome: 1,
-        "xpassed": 2,
-    }
+    found = repository(pytester, monkeypatch, marked + THREE, conftest=JUDGE).run()
+    assert found.parseoutcomes() == {outcome: 1, "xpassed": 2}
 
 
 def test_the_time_budget_skips_what_remains(pytester, monkeypatch):
@@ -213,9 +211,7 @@ import os, signal
 def pytest_sessionfinish():
     os.kill(os.getpid(), signal.SIGTERM)
 """
-    found = repository(pytester, monkeypatch, THREE, conftest=late).run(
-        "--junitxml=junit.xml", "--benchmark-json=out.json"
-    )
-    found.assert_outcomes(passed=3)
+    repo = repository(pytester, monkeypatch, THREE, conftest=late)
+    repo.run("--junitxml=junit.xml", "--benchmark-json=out.json").assert_outcomes(passed=3)
     assert len(junit("junit.xml")) == 3
     assert "test_third" in pytester.path.joinpath("out.json").read_text()

@@ -77,8 +77,10 @@ def place(tmp_path):
 def run(place, command, code, environ):
     """What a command printed, in one line."""
     path = f"{place.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    given = {"cwd": place, "env": {**environ, "PATH": path}, "timeout": 600}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, **given)
+    environ = {**environ, "PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=place, env=environ, capture_output=True, text=True, timeout=600, check=False
+    )
     assert code == done.returncode, f"{command}\n{done.stdout}{done.stderr}"
     return " ".join(done.stdout.split())
 
