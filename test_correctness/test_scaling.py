@@ -97,6 +97,17 @@ def test_the_number_of_ranks_is_taken_out_of_an_id():
     assert without_ranks("t.py::test_news2[cpu]") == "t.py::test_news2[cpu]"
 
 
+def test_the_terminal_names_the_base_in_every_row():
+    lines = scaling_table([ddp(4, 1.25), ddp(2, 1.0), ddp(8, 2.0)])
+    assert lines == [
+        "",
+        "scaling                   ranks  kind  speed-up  over        efficiency",
+        "test_ddp[s4000-ws2-gpt2]      2  weak      base",
+        "test_ddp[s4000-ws4-gpt2]      4  weak       1.6  vs 2 ranks         80%",
+        "test_ddp[s4000-ws8-gpt2]      8  weak         2  vs 2 ranks         50%",
+    ]
+
+
 def test_ranks_that_share_a_device_are_told():
     assert "share one device" in scaling_table([ddp(1, 1.0, shared=True), ddp(2, 2.0, shared=True)])[-1]
 
