@@ -180,6 +180,7 @@ def test_the_global_batch_is_the_product_that_its_heading_says(local, steps, ran
 
 def test_the_environment_stands_first_and_unknown_things_stay_out():
     environment = {
+        "machine_model": "MCCX D800",
         "devices": ["S4000, 48.0 GiB"] * 8,
         "cpu": "Xeon",
         "memory_gib": "unknown",
@@ -189,7 +190,7 @@ def test_the_environment_stands_first_and_unknown_things_stay_out():
     text = style("flagperf", run(dataclasses.replace(llama(8, 1.0), environment=environment)))
     assert table(text, "Hardware") == [
         ["", "s4000 (s4000-test)", "published: 002"],
-        ["machine", "", "MCCX D800"],
+        ["machine", "MCCX D800", "MCCX D800"],
         ["accelerators", "8 x S4000, 48.0 GiB", "S4000"],
         ["CPU", "Xeon", "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz"],
         ["network", "", "InfiniBand，2x200Gb/s"],
