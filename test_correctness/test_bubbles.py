@@ -1,5 +1,7 @@
 """What is read off a pipeline's timeline: bubbles, phases, micro-batches in flight, memory, the stage that binds."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from perfsuite.metrics.pipeline import (
     step_bounds_s,
 )
 from perfsuite.record.result import Record
-from perfsuite.record.step import Timeline, TimelineEvent
+from perfsuite.record.step import Timeline
 from perfsuite.schedules import (
     SCHEDULES,
     StageTimes,
@@ -25,7 +27,9 @@ from perfsuite.schedules import (
     make_schedule,
     simulate,
 )
+from test_correctness.helpers.pipelines import event_of
 from test_correctness.helpers.schedules import random_durations, schedules
+from test_correctness.helpers.scripted_driver import measured_on
 
 
 @given(schedules(names=("naive", "gpipe", "1f1b")))
@@ -108,21 +112,20 @@ def test_a_longer_action_or_delay_never_shortens_the_step():
 
 
 def test_what_cannot_be_simulated_or_read_is_refused():
-    schedule = make_schedule("gpipe", ranks=2, num_micro_batches=2)
-    with pytest.raises(InvalidParameter, match="communication_s=-1 is negative"):
-        simulate(schedule, lambda action: 1, communication_s=-1)
+    schedule, larger = (make_schedule("gpipe", ranks=ranks, num_micro_batches=2) for ranks in (2, 3))
     timeline = simulate(schedule, lambda action: 1)
     lacking = Timeline(ranks=2, events=timeline.events[:-1], source="measured", schedule="gpipe")
-    with pytest.raises(InvalidParameter, match="the timeline of gpipe has no 1B1; record every action"):
-        simulate(schedule, durations_of(lacking))
-    with pytest.raises(InvalidParameter, match="no forward or backward"):
-        bubble_ratio(Timeline(ranks=2, events=(), source="measured"))
-    with pytest.raises(InvalidParameter, match="last 0 s"):
-        bubble_ratio(simulate(schedule, lambda action: 0))
-    with pytest.raises(InvalidParameter, match="a timeline of 2 ranks for a schedule of 3"):
-        find_imbalance(make_schedule("gpipe", ranks=3, num_micro_batches=2), timeline)
-    with pytest.raises(InvalidParameter, match="stage times for 2, 1 and 2 stages"):
-        StageTimes(forward_s=(1, 1), backward_input_s=(1,), backward_weight_s=(1, 1))
+    uneven = {"forward_s": (1, 1), "backward_input_s": (1,), "backward_weight_s": (1, 1)}
+    for message, act in {
+        "communication_s=-1 is negative": lambda: simulate(schedule, lambda action: 1, communication_s=-1),
+        "the timeline of gpipe has no 1B1; record every": lambda: simulate(schedule, durations_of(lacking)),
+        "no forward or backward": lambda: bubble_ratio(dataclasses.replace(timeline, events=())),
+        "last 0 s": lambda: bubble_ratio(simulate(schedule, lambda action: 0)),
+        "a timeline of 2 ranks for a schedule of 3": lambda: find_imbalance(larger, timeline),
+        "stage times for 2, 1 and 2 stages": lambda: StageTimes(**uneven),
+    }.items():
+        with pytest.raises(InvalidParameter, match=message):
+            act()
 
 
 def test_a_measured_bubble_well_below_its_simulation_is_impossible():
@@ -130,11 +133,8 @@ def test_a_measured_bubble_well_below_its_simulation_is_impossible():
 
 
 def test_idle_time_without_a_recorded_wait_counts_and_waits_outside_the_step_do_not():
-    def event(kind, rank, start_s, end_s):
-        return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
-
-    events = (event("wait", 0, 0, 10), event("forward", 0, 10, 12), event("backward", 0, 16, 20))
-    events += (event("forward", 1, 12, 13), event("backward", 1, 13, 16), event("wait", 1, 16, 40))
+    events = (event_of("wait", 0, 0, 10), event_of("forward", 0, 10, 12), event_of("backward", 0, 16, 20))
+    events += (event_of("forward", 1, 12, 13), event_of("backward", 1, 13, 16), event_of("wait", 1, 16, 40))
     timeline = Timeline(ranks=2, events=events, source="measured")
     assert step_bounds_s(timeline) == (10, 20)
     assert busy_s(timeline) == (6, 4)
@@ -145,14 +145,6 @@ def test_idle_time_without_a_recorded_wait_counts_and_waits_outside_the_step_do_
     assert in_flight_micro_batches(idle_rank) == (1, 1, 0)
 
 
-class _Measurement:
-    """What the pipeline's metrics look at."""
-
-    def __init__(self, timeline, **recorded):
-        self.timeline = timeline
-        self.records = [Record(name=name, value=value, unit="", reduce="equal") for name, value in recorded.items()]
-
-
 def test_metrics_read_the_timeline_of_a_measurement_or_say_that_there_is_none():
     timeline = simulate(make_schedule("1f1b", ranks=4, num_micro_batches=8), StageTimes.in_proportion([1] * 4))
     recorded = {
@@ -161,7 +153,9 @@ def test_metrics_read_the_timeline_of_a_measurement_or_say_that_there_is_none():
         "bubble_ratio_balanced": 0.25,
         "peak_activations_bytes": 2**29,
     }
-    readings = {spec.name: spec.compute(None, _Measurement(timeline, **recorded), None) for spec in METRICS}
+    records = [Record(name=name, value=value, unit="", reduce="equal") for name, value in recorded.items()]
+    measured = measured_on(4, timeline=timeline, records=tuple(records))
+    readings = {spec.name: spec.compute(None, measured, None) for spec in METRICS}
     assert {name: reading.value for name, reading in readings.items()} == {
         "bubble_ratio": pytest.approx(3 / 11),
         "bubble_to_ideal_ratio": pytest.approx(3 / 8),
@@ -176,7 +170,7 @@ def test_metrics_read_the_timeline_of_a_measurement_or_say_that_there_is_none():
         "peak_activations_gib": 0.5,
     }
     for spec in METRICS:
-        reading = spec.compute(None, _Measurement(None), None)
+        reading = spec.compute(None, measured_on(4), None)
         reason = "no memory build was run" if spec.name == "peak_activations_gib" else "no timeline of a "
         assert reading.value is None
         assert reading.note.startswith(reason)

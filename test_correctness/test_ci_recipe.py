@@ -12,7 +12,15 @@ from test_correctness.helpers.scripted_driver import ROOT
 THIRD_PARTY = ROOT / "examples" / "third_party"
 GITHUB = THIRD_PARTY / ".github" / "workflows" / "performance.yml"
 GITLAB = THIRD_PARTY / ".gitlab-ci.yml"
+THIS_PYTHON = f'exec {sys.executable} "$@"'
 IDENTITY = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
+
+
+def program(path, script):
+    """Make a program of a shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 def jobs(file):
@@ -69,10 +77,7 @@ class Service:
         place = self.top / f"clone{self.clones}"
         origin = f"file://{self.top / 'origin.git'}"
         self.git("clone", "-q", *options, "-b", branch, origin, str(place), cwd=self.top)
-        python = place / ".venv" / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        python.chmod(0o755)
+        program(place / ".venv" / "bin" / "python", THIS_PYTHON)
         return place
 
     def run(self, place, commands, **environ):

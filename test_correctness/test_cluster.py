@@ -75,11 +75,7 @@ def test_workers_are_reused_and_replaced_when_asked(either):
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (
-            steps.raising,
-            {"culprit": 2},
-            "rank 2 on .* raised ValueError: bad luck on purpose, rank 2 .*checking",
-        ),
+        (steps.raising, {"culprit": 2}, "rank 2 on .* raised ValueError: bad luck on purpose, rank 2 .*checking"),
         (steps.raising, {"everywhere": True}, "rank 0 on .*; so did ranks 1, 2"),
         (steps.dying, {"culprit": 1, "how": "kill"}, "rank 1 on .* died: killed by SIGKILL"),
         (steps.dying, {"culprit": 2, "how": "exit"}, "rank 2 on .* died: exit code 3"),

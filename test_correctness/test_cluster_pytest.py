@@ -5,14 +5,12 @@ import re
 import shutil
 import signal
 import sys
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from test_correctness.helpers.processes import gone, processes_with, running, until_there
+from test_correctness.helpers.scripted_driver import ROOT, junit
 
-ROOT = Path(__file__).parent.parent
 PROJECT = """
 import os, pathlib, signal, time
 from perfsuite import world_sizes
@@ -94,8 +92,8 @@ def project(launcher, directory, *options, source=PROJECT, environ=None):
 
 
 def verdicts(directory):
-    cases = ElementTree.parse(directory / "junit.xml").iter("testcase")
-    return {case.attrib["name"]: (case[-1].attrib.get("message", "") if len(case) else "") for case in cases}
+    cases = junit(directory / "junit.xml")
+    return {name: (case[-1].attrib.get("message", "") if len(case) else "") for name, case in cases.items()}
 
 
 def until_stuck(directory, ranks=2):

@@ -26,113 +26,91 @@ from test_correctness.helpers.failing_disk import every_fault
 from test_correctness.helpers.histories import session
 from test_correctness.test_journal import HEADER, result
 
+
+def old(path):
+    path.write_text("old" * 1000)
+
+
+def link(path):
+    path.with_name("there").write_text("old")
+    path.symlink_to("there")
+
+
+def baseline(path):
+    make_file(path.parents[1], cases=2, runs=2)
+
+
+def two_baselines(path):
+    baseline(path)
+    shutil.copy(path, path.parents[2] / "other.json")
+    update(path)
+
+
+def update(path):
+    store.update(path.parents[1], HARDWARE, [NEW], mode="append")
+
+
+def history(path):
+    history_file.append(path, session(1))
+
+
+STORED = str(store.path_of(Path(), HARDWARE))
 NEW = NewRuns(case=case_of(1), runs=(run_of("later", 27),))
+DRAWN = ("a", Path("a.json"), Path("a.svg"))
+WRITERS = {
+    "put new": ("page.html", None, lambda path: write_file(path, "new" * 2000)),
+    "put over": ("page.html", old, lambda path: write_file(path, "new" * 2000)),
+    "put over a link": ("page.html", link, lambda path: write_file(path, "new")),
+    "add to a summary": ("step.md", old, lambda path: append(path, b"ours\n" * 100)),
+    "add to no summary": ("step.md", None, lambda path: append(path, b"ours\n" * 100)),
+    "update a baseline": (STORED, baseline, update),
+    "begin a baseline": (STORED, None, update),
+    "merge baselines": (STORED, two_baselines, lambda path: store.merge_files(path, [path.parents[2] / "other.json"])),
+    "add to a history": ("h.jsonl", history, lambda path: history_file.append(path, session(2))),
+    "begin a history": ("h.jsonl", None, lambda path: history_file.append(path, session(2))),
+    "write an index": ("index.html", None, lambda path: write_index([DRAWN], path.parent)),
+    "write a calibration": ("c.json", None, lambda path: write_calibration(Calibration(device="a100"), path)),
+    "write imported figures": ("i.json", old, lambda path: write_imported(path, [])),
+}
+"""By name: the file, what prepares it, and what writes it."""
 
 
-def put_new(folder):
-    return [folder / "page.html"], lambda: write_file(folder / "page.html", "new" * 2000)
+def content(path):
+    return path.read_bytes() if path.exists() else None
 
 
-def put_over(folder):
-    (folder / "page.html").write_text("old" * 1000)
-    return put_new(folder)
-
-
-def put_over_a_link(folder):
-    (folder / "there.html").write_text("old")
-    (folder / "page.html").symlink_to("there.html")
-    return [folder / "page.html"], lambda: write_file(folder / "page.html", "new")
-
-
-def add_to_a_summary(folder):
-    (folder / "step.md").write_text("others' lines\n")
-    return [folder / "step.md"], lambda: append(folder / "step.md", b"ours\n" * 100)
-
-
-def add_to_no_summary(folder):
-    return [folder / "step.md"], lambda: append(folder / "step.md", b"ours\n" * 100)
-
-
-def update_a_baseline(folder):
-    path = make_file(folder, cases=2, runs=2)
-    return [path], lambda: store.update(folder, HARDWARE, [NEW], mode="append")
-
-
-def begin_a_baseline(folder):
-    path = store.path_of(folder, HARDWARE)
-    return [path], lambda: store.update(folder, HARDWARE, [NEW], mode="append")
-
-
-def merge_baselines(folder):
-    path = make_file(folder, cases=2, runs=2)
-    other = shutil.copy(path, folder.parent / "other.json")
-    store.update(folder, HARDWARE, [NEW], mode="append")
-    return [path], lambda: store.merge_files(path, [Path(other)])
-
-
-def add_to_a_history(folder):
-    history_file.append(folder / "h.jsonl", session(1))
-    return [folder / "h.jsonl"], lambda: history_file.append(folder / "h.jsonl", session(2))
-
-
-def begin_a_history(folder):
-    return [folder / "h.jsonl"], lambda: history_file.append(folder / "h.jsonl", session(2))
-
-
-def write_an_index(folder):
-    return [folder / "index.html"], lambda: write_index([("a", Path("a.json"), Path("a.svg"))], folder)
-
-
-def write_a_calibration(folder):
-    return [folder / "c.json"], lambda: write_calibration(Calibration(device="a100"), folder / "c.json")
-
-
-def write_imported_figures(folder):
-    (folder / "i.json").write_text("old")
-    return [folder / "i.json"], lambda: write_imported(folder / "i.json", [])
-
-
-WRITERS = (
-    *(put_new, put_over, put_over_a_link, add_to_a_summary, add_to_no_summary, update_a_baseline, begin_a_baseline),
-    *(merge_baselines, add_to_a_history, begin_a_history, write_an_index),
-    *(write_a_calibration, write_imported_figures),
-)
-
-
-def contents(paths):
-    return [path.read_bytes() if path.exists() else None for path in paths]
-
-
-@pytest.mark.parametrize("prepare", WRITERS, ids=lambda prepare: prepare.__name__)
-def test_a_file_is_the_old_one_or_the_new_one_and_the_fault_is_said(prepare, tmp_path):
+@pytest.mark.parametrize(("file", "prepare", "write"), WRITERS.values(), ids=WRITERS)
+def test_a_file_is_the_old_one_or_the_new_one_and_the_fault_is_said(file, prepare, write, tmp_path):
     numbers = itertools.count()
 
     def fresh():
         folder = tmp_path / str(next(numbers)) / "disk"
         folder.mkdir(parents=True)
-        return folder, *prepare(folder)
+        if prepare is not None:
+            prepare(folder / file)
+        return folder, folder / file
 
-    folder, paths, act = fresh()
-    before = contents(paths)
-    act()
-    after = contents(paths)
+    folder, path = fresh()
+    before = content(path)
+    write(path)
+    after = content(path)
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    probe, _, first_act = fresh()
-    for disk in every_fault(probe, first_act):
-        folder, paths, act = fresh()
+    probe, first = fresh()
+    for disk in every_fault(probe, lambda: write(first)):
+        folder, path = fresh()
         disk.folder = str(folder)
         said = ""
         with disk.mounted():
             try:
-                act()
+                write(path)
             except (PerfsuiteError, WriteFailed) as error:
                 said = str(error)
         told = (disk.calls[: disk.at + 1], disk.lasting, said)
         assert "\n" not in said
-        assert contents(paths) in (before, after), told
-        if contents(paths) == before != after:
+        assert content(path) in (before, after), told
+        if content(path) == before != after:
             assert "cannot be" in said, told
-        assert "was written, but a power cut" not in said or contents(paths) == after, told
+        assert "was written, but a power cut" not in said or content(path) == after, told
         here = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
         left = {path for path in here - set(names) if not (path.name.endswith(".lock") and "unlink" in told[0][-1:])}
         assert not left or disk.calls[disk.at] in ("unlink",), (told, left)
@@ -181,26 +159,9 @@ def test_a_journal_keeps_what_can_be_kept_and_counts_it(has_other_place, tmp_pat
         assert [path for path in folder.rglob(".*") if path.is_file()] == []
 
 
-def remove(path):
-    shutil.rmtree(path.parent)
-
-
-def rename(path):
-    path.rename(path.with_name("mine.jsonl"))
-
-
-def cut(path):
-    os.truncate(path, 10)
-
-
 def overwrite(path):
     path.unlink()
     path.write_text("something else\n")
-
-
-def add(path):
-    with path.open("a") as file:
-        file.write("noise\n")
 
 
 def turn_into_a_link(path):
@@ -208,9 +169,17 @@ def turn_into_a_link(path):
     path.symlink_to("/dev/null")
 
 
-@pytest.mark.parametrize(
-    "meddle", [remove, rename, cut, overwrite, add, turn_into_a_link], ids=lambda one: one.__name__
-)
+MEDDLE = {
+    "remove": lambda path: shutil.rmtree(path.parent),
+    "rename": lambda path: path.rename(path.with_name("mine.jsonl")),
+    "cut": lambda path: os.truncate(path, 10),
+    "overwrite": overwrite,
+    "add": lambda path: append(path, b"noise\n"),
+    "turn into a link": turn_into_a_link,
+}
+
+
+@pytest.mark.parametrize("meddle", MEDDLE.values(), ids=MEDDLE)
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_a_journal_that_somebody_changes_is_whole_elsewhere(meddle, at_the_end, tmp_path):
     path, other = tmp_path / "disk" / "j.jsonl", tmp_path / "other" / "j.jsonl"

@@ -2,26 +2,29 @@
 
 import itertools
 import math
+import os
 import random
 import re
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fleet_real import one_run
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.cli.main import main
 from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.nodes import read_nodes, several_hosts
 from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of, slow_in_pairs
 from perfsuite.fleet.standing import judge_fleet
-from perfsuite.metrics.pairs import message_times_s, name_again, name_of
+from perfsuite.metrics.pairs import message_times_s, name_again
 from perfsuite.platforms import load_catalog
 from perfsuite.platforms.host import Host, boot_of
-from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Record, Work
 from perfsuite.record.run import Header, RunEnd, RunRecord
-from perfsuite.record.step import Identity, SpanTotal
+from perfsuite.record.step import Identity
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
@@ -29,6 +32,8 @@ from perfsuite.workloads.pair_rounds import PairRounds, tournament
 from test_correctness.helpers.fleets import ALL_REDUCE, MATMUL, answer, fleet, slower, standings, write_node
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
+from test_correctness.helpers.runs import journal_of
+from test_correctness.test_pairs import spans
 
 # -- the rule ----------------------------------------------------------------------------------------------------
 
@@ -200,34 +205,31 @@ def rounds_journal(folder, slow=(), *, nodes=8, rounds=4, links=None, again=None
     workload = PairRounds(message_bytes=1 << 20, ranks_per_node=2, rounds=rounds)
     draw = random.Random(1)
     ranks = [rank_facts(rank, host=f"gpu{rank // 2}", device=f"cuda:{rank % 2}") for rank in range(2 * nodes)]
-    spans = []
-    for pair in workload.pairs(2 * nodes):
-        time_s = 1e-3 * (2 if {pair[0] // 2, pair[1] // 2} & set(slow) else 1) * (1 + draw.gauss(0, 0.004))
-        time_s *= (links or {}).get(pair, 1)
-        name = name_of(pair, workload.messages, both=True)
-        spans.append(SpanTotal(name=name, time_s=0.0, count=1, slowest_rank=0, slowest_s=time_s * workload.messages))
+    times_s = {
+        pair: 1e-3 * (2 if {pair[0] // 2, pair[1] // 2} & set(slow) else 1) * (1 + draw.gauss(0, 0.004))
+        for pair in workload.pairs(2 * nodes)
+    }
+    for pair, factor in (links or {}).items():
+        times_s[pair] *= factor
     records = [
         Record(name=name_again(pair), value=1e-3 * factor, unit="s", reduce="max")
         for pair, factor in (again or {}).items()
     ]
-    measurement = measurement_of([0.1], ranks, spans=tuple(spans), records=tuple(records))
+    timed = spans(times_s, both=True, messages=workload.messages)
+    measurement = measurement_of([0.1], ranks, spans=timed, records=tuple(records))
     work = Work(collective="pairs", message_bytes=float(1 << 20), dtype="fp32")
-    path = folder / "launch.jsonl"
-    writer = JournalWriter(path, Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0"))
-    writer.result(
-        result_of(
-            measurement,
-            "test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
-            workload="perfsuite.workloads.pair_rounds:PairRounds",
-            parameters=workload.parameters(),
-            platform="h200",
-            work=work,
-            metrics=workload.metrics,
-        )
+    result = result_of(
+        measurement,
+        "test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
+        workload="perfsuite.workloads.pair_rounds:PairRounds",
+        parameters=workload.parameters(),
+        platform="h200",
+        work=work,
+        metrics=workload.metrics,
     )
-    writer.ended(RunEnd(at="2026", took_s=1.0, exit_status=0))
-    writer.close()
-    return path
+    header = Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0")
+    end = RunEnd(at="2026", took_s=1.0, exit_status=0)
+    return journal_of(folder / "launch.jsonl", result, header=header, end=end)
 
 
 def test_a_node_that_is_slow_with_nearly_all_partners_is_named_and_its_partners_are_not(tmp_path, capsys):
@@ -285,15 +287,12 @@ class Looks:
 
     def __call__(self, workload, purpose):
         self.asked.append(workload.again)
-        spans = []
+        times_s = {}
         for pair in workload.pairs(self.ranks):
             time_s = 1e-3 * self.slow.get(pair, 1.0) * (1 + self.draw.gauss(0, 0.008))
-            time_s *= 1.3 if not workload.again and self.draw.random() < self.transient else 1
-            total = time_s * workload.messages
-            name = name_of(pair, workload.messages, both=True)
-            spans.append(SpanTotal(name=name, time_s=total, count=1, slowest_rank=0, slowest_s=total))
+            times_s[pair] = time_s * (1.3 if not workload.again and self.draw.random() < self.transient else 1)
         facts = [rank_facts(rank, host=f"gpu{rank}", device="cuda:0") for rank in range(self.ranks)]
-        return measurement_of([0.1], facts, spans=tuple(spans))
+        return measurement_of([0.1], facts, spans=spans(times_s, both=True, messages=workload.messages))
 
 
 def test_the_rounds_of_suspected_links_are_tried_again_four_times():
@@ -318,3 +317,29 @@ def test_links_congested_once_are_cleared_and_slow_ones_are_found():
         found += [record.name for record in slow] == ["rank 5 and 40 again"]
     assert 4 == found
     assert suspected > 80
+
+
+# -- real processes on eight network namespaces -----------------------------------------------------------------------
+
+NAMESPACE = f"probe{os.getpid()}"
+
+
+def why_not():
+    """Why no network namespaces can be made here; empty where they can."""
+    missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} not found: install iproute2 and util-linux"
+    if os.geteuid():
+        return "network namespaces need root"
+    made = subprocess.run(["ip", "netns", "add", NAMESPACE], capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "del", NAMESPACE], capture_output=True, check=False)
+    return f"no network namespaces here: {made.stderr.strip()}" if made.returncode else ""
+
+
+@pytest.mark.slow
+def test_a_slow_link_a_held_rank_and_an_absent_node_are_named_and_nobody_else():
+    if reason := why_not():
+        pytest.skip(reason)
+    expected, found = one_run(8, 0, 200.0)
+    assert {"slow", "absent"} == set(expected.values())
+    assert expected == found

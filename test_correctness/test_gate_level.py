@@ -15,7 +15,6 @@ from test_correctness.helpers.gate_runs import (
     judged,
     node_of,
     run_of,
-    settle,
     settled_suite,
     stored_runs,
 )
@@ -49,18 +48,18 @@ def test_code_that_drifted_before_the_base_fails_and_the_stored_commit_shows_it(
 
 def one_of_a_suite(noisier, away):
     """Verdict of one case of 24 that is 6 % slower than the stored commit, and its pairs; runs lie ``away`` apart."""
-    names = [f"n{index}" for index in range(24)]
-    wobbles = [[noisier * step for step in WOBBLE[index % 8 :] + WOBBLE[: index % 8]] for index in range(24)]
-    cases = [gated(name, stored=stored_runs(own, commit=STORED)) for name, own in zip(names, wobbles, strict=True)]
-    gate = Gate(cases, WITH_BASE)
+
+    def stored(own):
+        return stored_runs([noisier * step for step in own], commit=STORED)
 
     def new(name, number):
-        change = 0.06 + away * (-1) ** number if name == "n7" else noisier * jitter(number)
+        change = 0.06 - away * (-1) ** number if name == "n7" else noisier * jitter(number)
         return run_of(change, number=number)
 
-    for number, name in enumerate(names):
-        gate.add(node_of(name), run_of(0.06 if name == "n7" else noisier * jitter(5 * number)))
-    done = settle(gate, new, base=new, anchor=lambda name, number: run_of(0.0, number=number))
+    def anchor(name, number):
+        return run_of(0.0, number=number)
+
+    gate, done = settled_suite(24, stored, new, settings=WITH_BASE, base=new, anchor=anchor)
     pairs = [request for request in done if request.case == node_of("n7") and request.kind == "anchor_pair"]
     return gate.verdict(node_of("n7")), len(pairs)
 

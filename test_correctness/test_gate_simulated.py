@@ -1,10 +1,16 @@
-"""Small seeded versions of benchmarks/gate_simulation.py: the numbers of docs gate-evidence hold on their hosts."""
+"""Small seeded versions of the gate's simulations: promised rates, no silent slowdown, the verdicts that are stored."""
 
 import dataclasses
+import itertools
+import random
 
 import pytest
 
+from benchmarks import gate_silence
+from benchmarks.gate_frozen import FILE, Frozen, numbers
+from benchmarks.gate_imports import base_import
 from benchmarks.gate_promises import coverage, power
+from benchmarks.gate_rows import ROWS
 from benchmarks.gate_simulation import HOSTS, Plan, tally
 
 SUITES = 2
@@ -120,3 +126,62 @@ def test_printed_intervals_hold_the_truth_on_a_noisier_day(cases, today, base):
     plan = Plan(cases=cases, base=base, today=HOSTS[today])
     held, of, _ = coverage(HOSTS["R2"], 120 // cases, slowdown=0.2, share=0.3, plan=plan, seed=7)["all"]
     assert held >= 0.9 * of  # 120 cases; 93 % of many, docs/evidence/gate-evidence.md
+
+
+# -- no real slowdown ends green without a word ------------------------------------------------------------------------
+
+LONE = [(name, slower) for name, row in ROWS.items() for slower in row.slowdowns if 1 in row.cases]
+UNTOLD = {"unclean"}
+"""Without clean samples and without a yardstick nothing tells the code from the host: it is named, and nobody fails."""
+
+
+@pytest.mark.parametrize(("name", "slower"), LONE)
+def test_no_way_of_being_slower_is_silent(name, slower):
+    quiet, hosted = (gate_silence.tally(name, host, 1, slower, 4) for host in ("R1", "R4"))
+    assert (quiet.silent, hosted.silent) == (0, 0)
+    assert quiet.failed >= (0 if name in UNTOLD else 3)
+
+
+def test_every_way_in_which_a_slowdown_was_green_has_a_simulation():
+    assert {row.number for row in ROWS.values()} == set(range(1, 9))
+
+
+@pytest.mark.parametrize("name", ["drift", "suite", "environment", "without-base"])
+def test_nor_in_a_suite_whose_shift_is_taken_off(name):
+    found = gate_silence.tally(name, "R2", 24, 0.10, 2)
+    assert (found.silent, found.failed) == (0, 2)
+
+
+@pytest.mark.parametrize("slower", ROWS["append-all"].slowdowns)
+def test_an_update_refuses_cases_that_are_slower_all_together(slower):
+    found = gate_silence.tally("append-all", "R2", 24, slower, 1)
+    assert (found.stored, found.failed) == (0, 1)
+
+
+def test_slow_merges_are_red_before_they_add_up():
+    slow = [gate_silence.history("R2", f"slow{number}", 6, 0.01) for number in range(4)]
+    assert all(found.reported_at is not None and found.reported_at <= 0.0511 for found in slow)
+    assert sum(gate_silence.history("R2", f"still{number}", 15, 0.0).red for number in range(2)) == 0
+
+
+def test_a_base_that_imports_the_new_code_is_refused_on_any_layout():
+    found = [base_import(random.Random(number)) for number in range(40)]
+    assert not [each for each in found if not each.own and not each.refused and each.install != "copy"]
+    assert all(each.own for each in found if each.install in ("none", "line", "links", "mapping"))
+    assert all(each.refused for each in found if each.install in ("ahead", "absolute"))
+
+
+# -- the stored verdicts -----------------------------------------------------------------------------------------------
+
+FEW = (0, 17, 10, 27, 4, 12, 37, 20, 25, 28, 52, 83, 139)
+"""Scenes of 1 to 12 cases on every host, one of 30, and six that alone show one bound of the judge."""
+
+
+@pytest.mark.parametrize("scenes", [FEW, pytest.param(tuple(numbers()), marks=pytest.mark.slow, id="all")])
+def test_no_verdict_request_or_word_changed(scenes):
+    """The gate says of 2,000 simulated cases exactly what it said when benchmarks/gate_frozen.py stored it."""
+    of_scene = itertools.groupby(FILE.read_text(encoding="utf-8").splitlines(), lambda line: line.partition("/")[0])
+    lines = {int(number): list(own) for number, own in of_scene}
+    assert numbers() == list(lines)
+    for number in scenes:
+        assert lines[number] == list(Frozen(number).lines())

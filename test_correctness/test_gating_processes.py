@@ -1,9 +1,8 @@
 """The gate in whole pytest runs with real rank processes, on a device whose clock the case moves: no load decides."""
 
-import os
+import contextlib
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -15,6 +14,7 @@ from benchmarks.gate_history import STEP_S, Repository, story, switched_out
 from benchmarks.scripted_clock import VARIABLES
 from perfsuite.base.git import git
 from perfsuite.record.journal import read_journal
+from test_correctness.helpers.processes import processes_with, running
 
 ROOT = Path(__file__).parent.parent
 REAL = """
@@ -81,16 +81,11 @@ def test_a_case_without_clean_samples_fails_where_its_report_cannot_wait(tmp_pat
     assert "unconfirmed: no clean samples, slower even against its yardstick" in page.text
 
 
-def processes_of(token):
-    """Processes with this variable in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"TOKEN_OF_TEST={token}".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+def has_arms(token):
+    """Whether an arm is alive: its pytest has PERFSUITE_TURNS."""
+    with contextlib.suppress(OSError):
+        return any(b"PERFSUITE_TURNS=" in Path(f"/proc/{pid}/environ").read_bytes() for pid in processes_with(token))
+    return False
 
 
 @pytest.mark.slow
@@ -98,40 +93,19 @@ def processes_of(token):
 def test_a_signal_while_the_gate_settles_leaves_verdicts_and_nothing_else(stored, tmp_path, number, name):
     repository = stored.copied(tmp_path / "repository")
     repository.commit(1.5 * STEP_S, "slow")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **VARIABLES, "TOKEN_OF_TEST": str(tmp_path)}
-    command = ["-q", "--perf-platform=scripted", "--benchmark-max-time=0.3", "--perf-gate", "--perf-against=HEAD~1"]
-    with (tmp_path / "output").open("wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *command, f"--perf-journal={tmp_path}/j.jsonl"],
-            cwd=repository.root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        while not arms_of(tmp_path):
+    options = ["-q", "--perf-platform=scripted", "--benchmark-max-time=0.3", "--perf-gate", "--perf-against=HEAD~1"]
+    command = [sys.executable, "-m", "pytest", *options, f"--perf-journal={tmp_path}/j.jsonl"]
+    with running(command, repository.root, PYTHONPATH=str(ROOT), **VARIABLES) as child:
+        while not has_arms(f"PERFSUITE_TEST_TOKEN={repository.root}"):
             assert child.poll() is None
             time.sleep(0.05)
         child.send_signal(number)
         time.sleep(1.5)
         child.send_signal(number)  # somebody is impatient
-        assert child.wait() == pytest.ExitCode.INTERRUPTED
+        output, _ = child.communicate(timeout=120)
+    assert child.returncode == pytest.ExitCode.INTERRUPTED
     assert len(git(repository.root, "worktree", "list").splitlines()) == 1
-    while processes_of(tmp_path):
-        time.sleep(0.1)
-    record = read_journal(tmp_path / "j.jsonl").gate
-    (verdict,) = record.verdicts
+    (verdict,) = read_journal(tmp_path / "j.jsonl").gate.verdicts
     assert verdict.name == "inconclusive"
     assert verdict.reasons[0] == f"the gate was interrupted by {name} before it was decided"
-    assert f"the gate was interrupted by {name}" in (tmp_path / "output").read_text()
-
-
-def arms_of(token):
-    """Arms that are alive: their pytest has PERFSUITE_TURNS."""
-    found = []
-    for pid in processes_of(token):
-        try:
-            found += [pid] if b"PERFSUITE_TURNS=" in Path(f"/proc/{pid}/environ").read_bytes() else []
-        except OSError:
-            continue
-    return found
+    assert f"the gate was interrupted by {name}" in output

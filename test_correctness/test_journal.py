@@ -13,12 +13,11 @@ from perfsuite.record.journal import durations_s, read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Work
 from perfsuite.record.run import GateRecord, Header, Revision, RunEnd
-from perfsuite.record.verdict import Effect, Finding, Verdict
-from perfsuite.record.workload import Budget, FunctionWorkload
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.notable import notable
-from perfsuite.runtime.driver import Job
 from test_correctness.helpers.measurements import result_of
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.runs import journal_of, remeasured, verdict
+from test_correctness.helpers.scripted_driver import measured_on
 
 HEADER = Header(
     session="s1",
@@ -30,9 +29,8 @@ HEADER = Header(
 
 
 def result(case, median_s=0.5, kernel="5.4"):
-    job = Job(workload=FunctionWorkload(function=result), world_size=2, budget=Budget())
     return result_of(
-        measurement(job, (median_s,) * 3),
+        measured_on(2, (median_s,) * 3),
         case,
         parameters={"shape": [1, 2], "dtype": "fp32"},
         work=Work(collective="all_reduce", message_bytes=1024.0),
@@ -52,11 +50,7 @@ def header_of(run):
 
 
 def written(path, *results):
-    writer = JournalWriter(path, HEADER)
-    for each in results:
-        writer.result(each)
-    writer.close()
-    return path
+    return journal_of(path, *results, header=HEADER)
 
 
 def test_what_was_written_is_read_back_and_an_environment_is_written_once_for_all_that_share_it(path):
@@ -104,34 +98,27 @@ def test_a_torn_last_line_is_left_out_wherever_it_ends(path):
         assert journal.truncated
 
 
-def break_line(number, text):
-    def apply(lines):
-        lines[number - 1] = text
-        return lines
-
-    return apply
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("number", "line", "message"),
     [
-        (break_line(1, "{}"), "line 1: not an object with one key"),
-        (break_line(1, '{"result": {}}'), "line 1: this is not the header of a perfsuite journal"),
-        (break_line(1, "#!/bin/sh"), "line 1: not JSON"),
-        (break_line(1, '{"header": {"schema": 99}}'), "line 1: schema 99 is newer than 1.*update perfsuite"),
-        (break_line(1, '{"header": {"session": "s"}}'), "line 1: Header: .*missing"),
-        (break_line(3, '{"result": {"case": 7}}'), "line 3: Result.case is 7, not a str"),
-        (break_line(3, '{"result": '), "line 3: not JSON"),
-        (break_line(3, "[]"), "line 3: not an object with one key"),
-        (break_line(3, ""), "line 3: not JSON"),
-        (break_line(3, '{"weather": "fine"}'), "line 3: 'weather' is not a line of a journal"),
-        (break_line(3, '{"failure": {"case": "a"}}'), "line 3: 'failure' is not a line"),
-        (lambda lines: [], "line 1: no complete line"),
+        (1, "{}", "line 1: not an object with one key"),
+        (1, '{"result": {}}', "line 1: this is not the header of a perfsuite journal"),
+        (1, "#!/bin/sh", "line 1: not JSON"),
+        (1, '{"header": {"schema": 99}}', "line 1: schema 99 is newer than 1.*update perfsuite"),
+        (1, '{"header": {"session": "s"}}', "line 1: Header: .*missing"),
+        (3, '{"result": {"case": 7}}', "line 3: Result.case is 7, not a str"),
+        (3, '{"result": ', "line 3: not JSON"),
+        (3, "[]", "line 3: not an object with one key"),
+        (3, "", "line 3: not JSON"),
+        (3, '{"weather": "fine"}', "line 3: 'weather' is not a line of a journal"),
+        (3, '{"failure": {"case": "a"}}', "line 3: 'failure' is not a line"),
+        (1, None, "line 1: no complete line"),
     ],
 )
-def test_any_other_damage_is_named_by_line_and_reason(path, damage, message):
+def test_any_other_damage_is_named_by_line_and_reason(path, number, line, message):
     lines = written(path, result("a"), result("b")).read_text().splitlines()
-    broken = "".join(f"{line}\n" for line in damage(lines))
+    lines[number - 1] = line
+    broken = "".join(f"{line}\n" for line in lines) if line is not None else ""
     path.write_text(broken)
     with pytest.raises(JournalError, match=message) as caught:
         read_journal(path)
@@ -161,12 +148,10 @@ def test_lines_are_plain_json_that_other_tools_read(path):
 def test_the_journal_tells_the_whole_run(path):
     revision = Revision(commit="c" * 40, branch="main", dirty=True, subject="A \x1b[31msubject")
     header = dataclasses.replace(HEADER, revision=revision, arguments=("-k", "all_reduce", "\udcff"))
-    effect = Effect(change=0.08, interval=(0.05, 0.11), count=6)
-    finding = Finding(quantity="time", name="regressed", tolerance=0.03, effect=0.08, mde=float("inf"), change=effect)
     gate = GateRecord(
         gate=True,
         fail_on=("regressed",),
-        verdicts=(Verdict(case="a", name="regressed", findings=(finding,)), Verdict(case="b", name="pass")),
+        verdicts=(verdict("a", mde=float("inf")), Verdict(case="b", name="pass")),
         suite="drifted",
         suite_line="slower",
         banner=("noisy",),
@@ -174,13 +159,9 @@ def test_the_journal_tells_the_whole_run(path):
     end = RunEnd(
         at="2024-01-01T00:05:00+00:00", took_s=300.5, exit_status=1, warnings=("not quiet",), failed={"b": "x"}
     )
-    writer = JournalWriter(path, header)
-    writer.result(result("a"))
-    writer.failure("c", "rank 1 died")
-    writer.judged(gate)
-    writer.ended(end)
-    writer.close()
-    journal = read_journal(path)
+    journal = read_journal(
+        journal_of(path, result("a"), header=header, failures={"c": "rank 1 died"}, gate=gate, end=end)
+    )
     assert (header_of(journal), journal.gate, journal.end) == (header, gate, end)
     assert journal.failures == {"b": "x", "c": "rank 1 died"}
     assert journal.case_errors == {"c": "rank 1 died"}
@@ -197,16 +178,14 @@ def test_a_run_in_which_nothing_finished_leaves_no_journal_though_it_ended(path)
 
 @pytest.mark.parametrize("file", ["perfsuite/__init__.py", "/elsewhere/perfsuite/__init__.py"])
 def test_modules_from_elsewhere_are_notable_in_a_journal_too(path, file):
-    whole = result("a")
-    whole = dataclasses.replace(whole, measurement=dataclasses.replace(whole.measurement, imports={"perfsuite": file}))
+    whole = remeasured(result("a"), imports={"perfsuite": file})
     told = [one.sentence for one in notable(read_journal(written(path, whole)))]
     assert [file in sentence for sentence in told] == [True] * file.startswith("/")
 
 
 def test_instruments_of_the_ranks_are_told_of_a_journal_too(path):
-    whole = result("a")
-    ranks = tuple(dataclasses.replace(rank, instruments=("tracer",)) for rank in whole.measurement.ranks)
-    whole = dataclasses.replace(whole, measurement=dataclasses.replace(whole.measurement, ranks=ranks))
+    ranks = tuple(dataclasses.replace(rank, instruments=("tracer",)) for rank in result("a").measurement.ranks)
+    whole = remeasured(result("a"), ranks=ranks)
     read = read_journal(written(path, whole)).results
     assert instrumented_line(read.values()) == instrumented_line([whole])
     assert "tracer" in instrumented_line(read.values())

@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-from perfsuite.record.result import Metric, Peak, RankFacts, Work
+from perfsuite.record.result import Metric, Peak, Work
 from perfsuite.record.run import GateRecord
-from perfsuite.record.verdict import Effect, Finding, Verdict
+from perfsuite.record.verdict import Finding, Verdict
 from perfsuite.reports.notable import KINDS, equal_work, notable, spread_of_equal_work
 from test_correctness.helpers import runs
-from test_correctness.helpers.runs import record
+from test_correctness.helpers.runs import on_devices, record, verdict
 
 
 def result(case, median_s=0.5, *, ranks=1, metrics=(), **parameters):
@@ -19,29 +19,13 @@ def result(case, median_s=0.5, *, ranks=1, metrics=(), **parameters):
     return runs.result(f"t.py::{case}", median_s, **fields)
 
 
-def regressed(case, effect):
-    interval = (effect - 0.02, effect + 0.02)
-    finding = Finding(
-        quantity="time",
-        name="regressed",
-        tolerance=0.03,
-        effect=effect,
-        interval=interval,
-        before=1.0,
-        after=1.0 + effect,
-        unit="s",
-        change=Effect(change=effect, interval=interval, count=6),
-    )
-    return Verdict(case=case, name="regressed", findings=(finding,))
-
-
 def test_the_gravest_kind_comes_first_and_in_it_the_largest_effect():
     gone = dataclasses.replace(result("gone", n=7), outcome="out_of_memory", measurement=None, detail="OOM at 44 GiB")
     gate = GateRecord(
         gate=True,
         verdicts=(
-            regressed("t.py::a", 0.08),
-            regressed("t.py::b", 0.2),
+            verdict("t.py::a"),
+            verdict("t.py::b", effect=0.2),
             Verdict(case="t.py::c", name="impossible", reasons=("above the peak",)),
             Verdict(case="t.py::d", name="improved"),
             Verdict(case="t.py::e", name="pass"),
@@ -56,8 +40,8 @@ def test_the_gravest_kind_comes_first_and_in_it_the_largest_effect():
         ("out-of-memory", "gone"),
         ("improved", "d"),
     ]
-    assert found[3].sentence == "8 % slower [6, 10], 1 s -> 1.08 s"
-    assert (found[3].sure, found[3].effect, found[3].interval) == ("sure", 0.08, pytest.approx((0.06, 0.1)))
+    assert found[3].sentence == "8.1 % slower [6.2, 10], 1 s -> 1.081 s"
+    assert (found[3].sure, found[3].effect, found[3].interval) == ("sure", 0.081, pytest.approx((0.062, 0.1)))
     assert found[1].sentence == "failed: rank 1 died"
     assert found[4].sentence == "out of memory at 44 GiB"
 
@@ -71,7 +55,9 @@ def test_verdicts_that_fail_by_option_are_told_and_others_are_not():
 
 
 def test_a_suite_that_is_slower_stands_before_its_cases():
-    gate = GateRecord(gate=True, verdicts=(regressed("t.py::a", 0.5),), suite="regressed", suite_line="+10 % slower")
+    gate = GateRecord(
+        gate=True, verdicts=(verdict("t.py::a", effect=0.5),), suite="regressed", suite_line="+10 % slower"
+    )
     assert [one.case for one in notable(record(gate=gate))] == ["", "t.py::a"]
 
 
@@ -104,30 +90,24 @@ def test_a_result_above_a_measured_peak_has_no_share():
 
 
 def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
-    def pipeline(case, bubble, simulated):
-        metrics = [
-            Metric(name=name, value=value, unit="", better="lower")
-            for name, value in (("bubble_ratio", bubble), ("simulated_bubble_ratio", simulated))
-        ]
-        return result(case, metrics=tuple(metrics), name=case)
+    def pipeline(case, *ratios):
+        named = zip(("bubble_ratio", "simulated_bubble_ratio"), ratios, strict=True)
+        found = (Metric(name=name, value=ratio, unit="", better="lower") for name, ratio in named)
+        return result(case, metrics=tuple(found), name=case)
 
     (told,) = notable(record(pipeline("a", 0.61, 0.31), pipeline("b", 0.3, 0.2), pipeline("c", 0.21, 0.2)))
     assert (told.kind, told.case, told.cases) == ("bubble", "t.py::a", ("t.py::a", "t.py::b"))
     assert told.sentence.endswith("bubble 61%, simulated 31%")
 
 
-def on_devices(case, times_s):
-    one = result(case, ranks=len(times_s), name=case)
-    ranks = tuple(
-        dataclasses.replace(one.measurement.ranks[0], rank=rank, device=f"cuda:{rank}", median_s=time_s)
-        for rank, time_s in enumerate(times_s)
-    )
-    assert isinstance(ranks[0], RankFacts)
-    return dataclasses.replace(one, measurement=dataclasses.replace(one.measurement, ranks=ranks, arrival=None))
+def suite_on_devices(*times_s):
+    """The record of a case for each of these times of devices."""
+    cases = (result(f"c{number}", name=number) for number in range(len(times_s)))
+    return record(*(on_devices(case, times) for case, times in zip(cases, times_s, strict=True)))
 
 
 def test_a_device_that_is_slowest_everywhere_is_named():
-    (told,) = notable(record(*(on_devices(f"c{number}", (1.0, 1.01, 1.1, 1.02)) for number in range(6))))
+    (told,) = notable(suite_on_devices(*[(1.0, 1.01, 1.1, 1.02)] * 6))
     assert (told.kind, told.effect, len(told.cases)) == ("slowest", pytest.approx(1.1 / 1.01 - 1), 6)
     assert told.sentence == "device cuda:2 is the slowest in 6 of 6 cases, typically by 8.9%"
 
@@ -141,26 +121,25 @@ def test_a_device_that_is_slowest_everywhere_is_named():
     ],
 )
 def test_chance_names_no_device(times_s):
-    assert notable(record(*(on_devices(f"c{number}", times) for number, times in enumerate(times_s)))) == ()
+    assert notable(suite_on_devices(*times_s)) == ()
 
 
 def test_a_slower_case_comes_before_a_faster_one():
-    gate = GateRecord(gate=True, verdicts=(regressed("t.py::a", 0.1), Verdict(case="t.py::d", name="improved")))
+    gate = GateRecord(gate=True, verdicts=(verdict("t.py::a", effect=0.1), Verdict(case="t.py::d", name="improved")))
     assert [one.kind for one in notable(record(gate=gate))] == ["regressed", "improved"]
     assert KINDS[0] == "impossible"
 
 
 def test_an_effect_without_bound_is_no_figure():
     finding = Finding(quantity="loss", name="regressed", tolerance=0.0, effect=math.inf, exact=True)
-    verdict = Verdict(case="t.py::a", name="regressed", findings=(finding,))
-    (told,) = notable(record(gate=GateRecord(gate=True, verdicts=(verdict,))))
+    worse = Verdict(case="t.py::a", name="regressed", findings=(finding,))
+    (told,) = notable(record(gate=GateRecord(gate=True, verdicts=(worse,))))
     assert told.sentence == "more than nothing worse in loss"
 
 
 def test_a_failing_environment_names_what_differs():
-    plain = regressed("t.py::a", 0.08)
     keys = ('packages.torch "2.13", stored "2.12"', "driver 1, stored 2", "kernel a, stored b", "os c, stored d")
-    verdict = dataclasses.replace(plain, name="environment", soft_differences=keys)
-    (found,) = notable(record(result("a"), gate=GateRecord(gate=True, verdicts=(verdict,))))
-    assert found.sentence.startswith("environment: 8 % slower [6, 10], 1 s -> 1.08 s")
+    environment = dataclasses.replace(verdict("t.py::a"), name="environment", soft_differences=keys)
+    (found,) = notable(record(result("a"), gate=GateRecord(gate=True, verdicts=(environment,))))
+    assert found.sentence.startswith("environment: 8.1 % slower [6.2, 10], 1 s -> 1.081 s")
     assert found.sentence.endswith("; not as stored: packages.torch, driver, kernel and 1 more")

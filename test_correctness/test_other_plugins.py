@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsuite.record.journal import read_journal
-from test_correctness.helpers.scripted_driver import repository
+from test_correctness.helpers.scripted_driver import ids, repository
 
 FORKS = """
 import os, pickle
@@ -99,10 +99,8 @@ def test_a_conftest_that_gives_the_values_of_perf_has_no_cases(pytester, tests):
 
 def test_a_case_is_named_before_the_parametrizations_of_a_conftest(pytester, monkeypatch):
     kinds = "def test_it(perf, kind):\n    perf(step)\n"
-    found = repository(pytester, monkeypatch, kinds, conftest=GIVES_PERF.replace(', "perf"', ",")).run(
-        "--collect-only", "-q"
-    )
-    assert ["test_it[cpu-1]", "test_it[cpu-2]"] == [line.partition("::")[2] for line in found.outlines if "::" in line]
+    repo = repository(pytester, monkeypatch, kinds, conftest=GIVES_PERF.replace(', "perf"', ","))
+    assert ["test_it[cpu-1]", "test_it[cpu-2]"] == ids(repo.run("--collect-only", "-q"))
 
 
 def test_a_test_that_tries_names_of_fixtures_gets_none_of_perfsuite(pytester):
@@ -135,17 +133,10 @@ def test_tracebacks_of_other_tests_have_no_frames_of_the_plugin(pytester, monkey
     assert "perfsuite/plugin" not in traceback
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        "generate_tests(metafunc)",
-        "itemcollected(item)",
-        "collection_modifyitems(items)",
-        "runtestloop(session)",
-        "runtest_protocol(item)",
-        "runtest_makereport(item)",
-    ],
-)
+HOOKS = "generate_tests(metafunc) itemcollected(item) collection_modifyitems(items) runtestloop(session)"
+
+
+@pytest.mark.parametrize("hook", [*HOOKS.split(), "runtest_protocol(item)", "runtest_makereport(item)"])
 def test_errors_in_hooks_of_a_conftest_have_no_frames_of_the_plugin(pytester, hook):
     pytester.makeconftest(f"def pytest_{hook}:\n    1 / 0\n")
     pytester.makepyfile("def test_it():\n    pass\n")

@@ -16,10 +16,9 @@ from perfsuite.reports.tables.report import STYLES, report
 from perfsuite.reports.terminal import case_metrics
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training.exposed import kernels_of, record_kernels, steps_agree, uncovered_share
-from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers import scripted_driver
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.report_runs import run, table, trained
+from test_correctness.helpers.scripted_driver import measured_on
 
 
 @given(
@@ -76,8 +75,7 @@ def test_a_cpu_has_no_kernels():
 
 
 def test_metrics_of_overlap_say_why_there_are_none():
-    workload = TrainStep(model="gpt2-tiny", strategy="ddp", builds=("exposed",))
-    plain = scripted_driver.measurement(Job(workload=workload, world_size=2, budget=Budget()))
+    plain = measured_on(2)
     devices = tuple(
         dataclasses.replace(facts, device=f"cuda:{facts.rank}", utilisation_percent=98.0 - 4 * facts.rank)
         for facts in plain.ranks

@@ -140,18 +140,13 @@ class Machine:
         self.draw = random.Random(3)
         self.values = {MEMORY: 2.1, BANDWIDTH: 40.1}
 
+    def record(self, metric):
+        value = self.values[metric] * self.draw.gauss(1, 0.005)
+        return Record(name=metric.name, value=value, unit=metric.unit, reduce=metric.reduce, metric=metric)
+
     def __call__(self, job):
         time_s = 0.01 * self.draw.gauss(1, 0.003)
-        records = tuple(
-            Record(
-                name=metric.name,
-                value=value * self.draw.gauss(1, 0.005),
-                unit=metric.unit,
-                reduce=metric.reduce,
-                metric=metric,
-            )
-            for metric, value in self.values.items()
-        )
+        records = tuple(map(self.record, self.values))
         times = [time_s * self.draw.gauss(1, 0.002) for _ in range(30)]
         return measurement(job, times, records=records)
 
@@ -192,22 +187,10 @@ def test_more_memory_and_less_bandwidth_fail_the_gate_and_are_everywhere(pyteste
     refused.stdout.fnmatch_lines(["*REGRESSED bandwidth*"])
 
 
-REGISTERED = """
-import perfsuite
-pytest_plugins = ["perfsuite.plugin"]
-
-def pytest_perfsuite_metrics():
-    return {returned}
-"""
-
-
 def test_a_wrong_registration_ends_the_run_before_it_measures(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, TESTS)
-    pytester.makeconftest(REGISTERED.format(returned='["memory"]'))
-    found = repo.run()
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["*pytest_perfsuite_metrics returned 'memory'; return a list of perfsuite.OwnMetric*"])
-    assert [] == repo.driver.jobs
+    registers = "def pytest_perfsuite_metrics():\n    return ['memory']\n"
+    repo = repository(pytester, monkeypatch, TESTS, conftest=registers)
+    repo.refuses(says="*pytest_perfsuite_metrics returned 'memory'; return a list of perfsuite.OwnMetric*")
 
 
 def test_the_ranks_know_what_is_registered(tmp_path):
@@ -215,9 +198,8 @@ def test_the_ranks_know_what_is_registered(tmp_path):
     budget = Budget(max_time_s=0.05, warmup_time_s=0.01, min_rounds=3)
 
     def job(**arguments):
-        return Job(
-            workload=FunctionWorkload(function=steps.own_numbers, arguments=arguments), world_size=2, budget=budget
-        )
+        workload = FunctionWorkload(function=steps.own_numbers, arguments=arguments)
+        return Job(workload=workload, world_size=2, budget=budget)
 
     with local_driver(tmp_path) as driver:
         driver._metrics = lambda: [dataclasses.replace(MEMORY, reduce="sum")]

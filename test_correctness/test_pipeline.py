@@ -33,6 +33,7 @@ from test_correctness.helpers.local_driver import (
     parity_error,
     records,
 )
+from test_correctness.helpers.pipeline_faults import FaultyStage
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.several import Build, records_of
 
@@ -52,6 +53,11 @@ def run(driver, workload, *, budget=QUICK):
 
 def parity(driver, mesh, **case):
     return parity_error(driver, mesh, **staged(**{"micro_batch_size": 1, **case}))
+
+
+def emulated(kind=EmulatedPipeline, **case):
+    """A pipeline whose stages take no time."""
+    return kind(mesh="pp2", num_micro_batches=4, action_ms=0, **case)
 
 
 def fewest_micro_batches(schedule, ranks):
@@ -134,10 +140,10 @@ def test_copies_of_the_embedding_whose_gradients_are_not_added_up_are_found(driv
 
 
 def test_a_stage_that_computes_something_else_is_found(driver):
-    case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=0, fault="differ")
+    case = emulated(FaultyStage, culprit=0, fault="differ")
     with pytest.raises(WrongResult, match=r"gradient of stage 0 has a relative error of .* rank 0\)"):
         run(driver, case, budget=ONCE)
-    assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke
+    assert run(driver, emulated(), budget=ONCE).smoke
 
 
 # -- the timeline ------------------------------------------------------------------------------------------------
@@ -294,28 +300,24 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_stages_follow(driver)
 @pytest.mark.extended
 @pytest.mark.parametrize(("schedule", "culprit"), [("1f1b", 1), ("zbv", 2)])
 def test_a_stage_that_raises_is_named_and_the_next_case_runs(driver, schedule, culprit):
-    case = pipeline_faults.FaultyStage(
-        mesh="pp2", schedule=schedule, num_micro_batches=4, action_ms=0, culprit=culprit, fault="raise"
-    )
-    message = (
-        f"schedule {schedule}: forward of micro-batch 2 in stage {culprit} failed: ValueError: bad luck on purpose"
-    )
+    case = emulated(FaultyStage, schedule=schedule, culprit=culprit, fault="raise")
+    message = f"schedule {schedule}: forward of micro-batch 2 in stage {culprit} failed: ValueError: bad luck on"
     with pytest.raises(RanksFailed, match=message) as failed:
         run(driver, case, budget=ONCE)
     assert len(str(failed.value)) < 10_000  # torch would print the whole schedule, on every rank
-    assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke
+    assert run(driver, emulated(), budget=ONCE).smoke
 
 
 @pytest.mark.extended
 def test_out_of_memory_stays_what_it_is(driver):
-    case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=1, fault="memory")
+    case = emulated(FaultyStage, culprit=1, fault="memory")
     with pytest.raises(OutOfMemory):
         run(driver, case, budget=ONCE)
 
 
 @pytest.mark.slow  # it waits for its limit, as the one of test_runtime.py
 def test_a_stage_that_hangs_is_named_and_the_next_case_runs(driver):
-    case = pipeline_faults.FaultyStage(mesh="pp2", num_micro_batches=4, action_ms=0, culprit=1, fault="hang")
+    case = emulated(FaultyStage, culprit=1, fault="hang")
     with pytest.raises(RanksFailed, match=r"rank 1.*hung"):
         run(driver, case, budget=Budget(smoke=True, timeout_s=6.0))
-    assert run(driver, EmulatedPipeline(mesh="pp2", num_micro_batches=4, action_ms=0), budget=ONCE).smoke
+    assert run(driver, emulated(), budget=ONCE).smoke

@@ -17,9 +17,13 @@ from test_correctness.helpers.scripted_driver import repository
 TWO = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second"))
 
 
+@pytest.fixture(autouse=True)
+def cache(pytester, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+
+
 @pytest.fixture
 def repo(pytester, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     return repository(pytester, monkeypatch, TWO)
 
 
@@ -33,7 +37,6 @@ def test_a_page_that_fails_and_a_folder_removed_meanwhile_are_one_line_each(pyte
     def broken(material):
         raise RuntimeError("a chart has no axis\nsecond line")
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     monkeypatch.setattr(page_module, "render", broken)
     removes = "import shutil\ndef test_between():\n    shutil.rmtree('.perfsuite')\n"
     repo = repository(pytester, monkeypatch, TWO.replace("def test_second", f"{removes}def test_second"))
@@ -58,7 +61,6 @@ def test_a_page_that_fails_and_a_folder_removed_meanwhile_are_one_line_each(pyte
 
 
 def test_a_folder_that_is_removed_after_the_last_case(pytester, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     removes = "import shutil\ndef test_zuletzt():\n    shutil.rmtree('.perfsuite')\n"
     found = repository(pytester, monkeypatch, TWO + removes).run()
     assert found.ret == pytest.ExitCode.TESTS_FAILED
@@ -94,15 +96,12 @@ def test_a_file_that_does_not_fit_fails_the_run(repo, monkeypatch, option, told)
 
 def test_a_storage_of_pytest_benchmark_that_cannot_be_is_told_before_anything_is_measured(repo):
     Path(".benchmarks").write_text("a file in the way")
-    found = repo.run("--benchmark-autosave")
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: --benchmark-autosave: *.benchmarks* cannot be written: *; name another file"])
-    assert not repo.driver.jobs
+    says = "--benchmark-autosave: *.benchmarks* cannot be written: *; name another file"
+    repo.refuses("--benchmark-autosave", says=says)
 
 
 @pytest.mark.parametrize("option", ["--benchmark-autosave", "--junitxml=gone/out.xml"])
 def test_a_file_of_another_plugin_costs_no_verdict_and_none_of_ours(pytester, monkeypatch, option):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     breaks = (
         "import os, shutil\n"
         "def test_between():\n"

@@ -3,8 +3,7 @@
 import pytest
 
 from perfsuite.record.workload import FunctionWorkload
-from test_correctness.helpers.scripted_driver import repository
-from test_correctness.test_plugin_collect import ids
+from test_correctness.helpers.scripted_driver import ids, repository
 
 
 def test_functions_classes_and_partials_get_the_parameters_of_perf_and_one_rank_by_default(pytester, monkeypatch):
@@ -46,27 +45,16 @@ REFUSED = [
     ("perf(step); perf(step)", "perf was called twice in one test, but one test is one case; parametrize the test"),
     (
         "import functools; perf(functools.partial(step, 3))",
-        "perf was given a partial with the positional arguments (3,), but the first argument is the rank; give them"
-        " by name",
+        "perf was given a partial with the positional arguments (3,), but the first argument is the rank; give them*",
     ),
-    (
-        "perf(Sum().work)",
-        "perf was given the method Sum.work bound to an object that the ranks do not have; make it a function at"
-        " module level and pass values of the object as parameters",
-    ),
+    ("perf(Sum().work)", "perf was given the method Sum.work bound to an object that the ranks do not have; make it *"),
     (
         "perf(type('Bare', (Workload,), {'work': None, 'build': None}))",
         "Bare is not a dataclass, so its parameters are unknown; write @dataclass(frozen=True, kw_only=True)*",
     ),
-    (
-        "def bare(): pass\n    perf(bare)",
-        "each rank calls *.bare(rank), but it is defined as bare(): too many positional arguments",
-    ),
+    ("def bare(): pass\n    perf(bare)", "each rank calls *.bare(rank), but it is defined as bare(): too many *"),
     ("perf(42)", "perf was given 42, which is neither a workload nor a function at module level*"),
-    (
-        "perf(Sum(), side=3)",
-        "perf got a Sum object and side; give parameters to the workload: perf(Sum(side=...), ...)",
-    ),
+    ("perf(Sum(), side=3)", "perf got a Sum object and side; give parameters to the workload: perf(Sum(side=*"),
     ("perf(step, on=0)", "perf was called with on=0; give the fixture perf_ranks or a number of at least 1"),
     ("perf(step, on='two')", "perf was called with on='two'; give the fixture perf_ranks or a number of at least 1"),
     ("perf(step, on=True)", "perf was called with on=True; give the fixture perf_ranks or a number of at least 1"),

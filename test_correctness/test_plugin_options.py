@@ -29,6 +29,7 @@ ONE = "def test_one(perf):\n    perf(step)\n"
         (["--perf-journal=test_it.py"], "--perf-journal: */test_it.py exists and is not overwritten; choose another*"),
         (["--perf-journal=test_it.py/j"], "journal */test_it.py/j cannot be made: *; name another file by --perf-*"),
         (["--perf-platform=h2000"], "platform 'h2000' is unknown, did you mean 'h200'? choose from *"),
+        (["--perf-platform=h2000", "-k", "nothing"], "platform 'h2000' is unknown, *"),
         (["-o", "perf_platforms=mine.toml"], "platform file */mine.toml is not TOML: *; correct that line"),
         (["-o", "perf_platforms=nowhere.toml"], "platform file */nowhere.toml cannot be read: *; correct the path*"),
     ],
@@ -36,17 +37,7 @@ ONE = "def test_one(perf):\n    perf(step)\n"
 def test_a_wrong_value_is_one_line_and_exit_4(pytester, monkeypatch, arguments, message):
     repo = repository(pytester, monkeypatch, ONE)
     pytester.path.joinpath("mine.toml").write_text("[platform.mine\n")
-    found = repo.run(*arguments)
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    errors = [line for line in found.errlines if line]
-    assert len(errors) == 1
-    found.stderr.fnmatch_lines([f"ERROR: {message}"])
-    assert repo.driver.jobs == []
-
-
-def test_a_wrong_set_up_is_told_also_when_nothing_is_selected(pytester, monkeypatch):
-    found = repository(pytester, monkeypatch, ONE).run("--perf-platform=h2000", "-k", "nothing")
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    repo.refuses(*arguments, says=message)
 
 
 @pytest.mark.parametrize("quiet", [[], ["-qq"]], ids=" ".join)
@@ -71,10 +62,7 @@ def test_a_run_without_a_place_for_its_journal_is_one_line(pytester, monkeypatch
     for name in (".perfsuite", "cache"):
         pytester.path.joinpath(name).write_text("a file in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
-    found = repo.run()
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: no place for the journal: */.perfsuite cannot be written: *--perf-journal"])
-    assert not repo.driver.jobs
+    repo.refuses(says="no place for the journal: */.perfsuite cannot be written: *--perf-journal")
 
 
 LONGER = {"min_rounds": 9, "max_time_s": 2.5, "warmup_time_s": 2.5}
@@ -123,11 +111,8 @@ def test_text(perf):
 
 @pytest.mark.parametrize("marker", ["perf_timeout(0)", "perf_timeout()", "perf_timeout(1, 2)", "perf_timeout(x=1)"])
 def test_a_malformed_timeout_marker_names_the_case(pytester, monkeypatch, marker):
-    tests = f"import pytest\n@pytest.mark.{marker}\n{ONE}"
-    repo = repository(pytester, monkeypatch, tests)
-    found = repo.run()
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: test_it.py::test_one[[]cpu[]]: marker perf_timeout*"])
+    repo = repository(pytester, monkeypatch, f"import pytest\n@pytest.mark.{marker}\n{ONE}")
+    repo.refuses(says="test_it.py::test_one[[]cpu[]]: marker perf_timeout*")
 
 
 def test_fresh_processes_for_every_case(pytester, monkeypatch):
@@ -155,9 +140,7 @@ def test_a_launcher_that_contradicts_itself_is_a_usage_error_where_there_are_per
     repo = repository(pytester, monkeypatch, ONE)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    found = repo.run()
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: RANK=0 WORLD_SIZE=2 without LOCAL_RANK*"])
+    repo.refuses(says="RANK=0 WORLD_SIZE=2 without LOCAL_RANK*")
 
 
 @pytest.mark.parametrize("arguments", [["--collect-only"], ["--benchmark-skip"], ["--fixtures"], ["--markers"]])
@@ -176,25 +159,17 @@ def test_workers_start_during_collection_and_are_closed_at_the_end(pytester, mon
 
 
 @pytest.mark.parametrize(
-    ("given", "recorded"),
-    [
-        ((), {}),
-        (
-            ("--perf-pin=numa", "--perf-backend=gloo", "--perf-cache-flush", "--perf-warmup=3s", "--perf-sustain=15s"),
-            {
-                "perf-pin": "numa",
-                "perf-backend": "gloo",
-                "perf-cache-flush": "yes",
-                "perf-warmup": "3s",
-                "perf-sustain": "15s",
-            },
-        ),
-    ],
+    "recorded",
+    [{}, {"perf-pin": "numa", "perf-backend": "gloo", "perf-warmup": "3s", "perf-sustain": "15s"}],
+    ids=["none", "some"],
 )
-def test_options_that_change_what_is_timed_are_recorded(pytester, monkeypatch, given, recorded):
-    repository(pytester, monkeypatch, ONE).run("--perf-journal=j.jsonl", *given).assert_outcomes(passed=1)
+def test_options_that_change_what_is_timed_are_recorded(pytester, monkeypatch, recorded):
+    given = [f"--{name}={value}" for name, value in recorded.items()]
+    flags, words = (["--perf-cache-flush"], {"perf-cache-flush": "yes"}) if given else ([], {})
+    run = repository(pytester, monkeypatch, ONE).run("--perf-journal=j.jsonl", *given, *flags)
+    run.assert_outcomes(passed=1)
     (result,) = read_journal(pytester.path / "j.jsonl").results.values()
-    assert result.environment["options"] == recorded
+    assert result.environment["options"] == recorded | words
 
 
 THEIRS = """

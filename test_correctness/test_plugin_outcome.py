@@ -2,12 +2,11 @@
 
 import os
 import signal
-from xml.etree import ElementTree
 
 import pytest
 
 from perfsuite.base.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
-from test_correctness.helpers.scripted_driver import Launched, measurement, repository
+from test_correctness.helpers.scripted_driver import Launched, junit, measurement, repository
 
 THREE = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second", "third"))
 
@@ -23,30 +22,17 @@ def failing(error, name="second"):
     return script
 
 
-def junit(pytester):
-    cases = ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
-    return {case.attrib["name"].partition("[")[0]: case for case in cases}
-
-
 def test_a_failed_case_shows_its_message_and_the_logs_of_its_ranks(pytester, monkeypatch):
     error = RanksFailed("rank 1 on here died: killed by SIGKILL (2 ranks)\n--- rank 1 on here died")
     repo = repository(pytester, monkeypatch, THREE, failing(error))
     found = repo.run("--junitxml=junit.xml")
     found.assert_outcomes(passed=2, failed=1)
-    found.stdout.fnmatch_lines(
-        [
-            "rank 1 on here died: killed by SIGKILL (2 ranks)",
-            "--- rank 1 on here died",
-            "*- log of rank 0 -*",
-            "log line of rank 0",
-            "*- log of rank 1 -*",
-            "log line of rank 1",
-        ]
-    )
+    logs = (line for rank in (0, 1) for line in (f"*- log of rank {rank} -*", f"log line of rank {rank}"))
+    found.stdout.fnmatch_lines([*str(error).splitlines(), *logs])
     found.stdout.fnmatch_lines(["FAILED test_it.py::test_second[[]cpu] - Failed: rank 1 on here died: killed by *"])
     assert "perfsuite/plugin" not in found.stdout.str()
     assert "direct cause" not in found.stdout.str()
-    (failure,) = junit(pytester)["test_second"].findall("failure")
+    (failure,) = junit("junit.xml")["test_second[cpu]"].findall("failure")
     assert failure.attrib["message"].startswith("Failed: rank 1 on here died: killed by SIGKILL (2 ranks)")
 
 
@@ -72,7 +58,7 @@ def test_out_of_memory_is_a_result(pytester, monkeypatch):
     found = repo.run("--junitxml=junit.xml", "-W", "error")
     found.assert_outcomes(passed=3)
     found.stdout.fnmatch_lines(["2 measured, 1 out of memory*", "test_second*OOM at 44.2 GiB of 48 GiB*"])
-    properties = junit(pytester)["test_second"].findall("properties/property")
+    properties = junit("junit.xml")["test_second[cpu]"].findall("properties/property")
     assert [each.attrib for each in properties] == [{"name": "outcome", "value": "out_of_memory"}]
 
 
@@ -82,7 +68,7 @@ def test_a_lost_agent_fails_its_case_and_ends_the_run(pytester, monkeypatch):
     found.assert_outcomes(passed=1, failed=1)
     assert found.ret != 0
     found.stdout.fnmatch_lines(["1 measured*", "*perfsuite: the agent of rank 3 on node7 is lost*"])
-    assert set(junit(pytester)) == {"test_first", "test_second"}
+    assert set(junit("junit.xml")) == {"test_first[cpu]", "test_second[cpu]"}
     assert repo.driver.closed >= 1
 
 
@@ -96,7 +82,9 @@ def test_an_expected_failure_is_one(pytester, monkeypatch):
 def test_metrics_are_junit_properties(pytester, monkeypatch):
     tests = "@world_sizes(2)\ndef test_sum(perf, ranks):\n    perf(Sum(message_bytes=1 << 30), on=ranks)\n"
     repository(pytester, monkeypatch, tests).run("--junitxml=junit.xml").assert_outcomes(passed=1)
-    properties = {each.attrib["name"]: each.attrib["value"] for each in junit(pytester)["test_sum"].iter("property")}
+    properties = {
+        each.attrib["name"]: each.attrib["value"] for each in junit("junit.xml")["test_sum[cpu-ws2]"].iter("property")
+    }
     assert properties == {
         "latency_us": "500000.0",
         "algbw_gb_per_s": str((1 << 30) / 0.5 / 1e9),
@@ -119,16 +107,9 @@ def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, THREE, conftest=JUDGE)
     found = repo.run("--junitxml=junit.xml", "--benchmark-json=out.json")
     found.assert_outcomes(passed=2, failed=1)
-    found.stdout.fnmatch_lines(
-        [
-            "0.5 s is too slow",
-            "case * verdict",
-            "test_first[[]cpu] * fine",
-            "test_second[[]cpu] * slow",
-            "test_third[[]cpu] * 500 ms",
-        ]
-    )
-    verdicts = [each.attrib["value"] for each in junit(pytester)["test_second"].iter("property")]
+    rows = ["test_first[[]cpu] * fine", "test_second[[]cpu] * slow", "test_third[[]cpu] * 500 ms"]
+    found.stdout.fnmatch_lines(["0.5 s is too slow", "case * verdict", *rows])
+    verdicts = [each.attrib["value"] for each in junit("junit.xml")["test_second[cpu]"].iter("property")]
     assert "slow" in verdicts
     assert "test_second" not in pytester.path.joinpath("out.json").read_text()
     repo.run("--benchmark-disable").assert_outcomes(passed=3)  # what was not measured is not judged
@@ -137,10 +118,8 @@ def test_whoever_judges_a_case_can_fail_it(pytester, monkeypatch):
 @pytest.mark.parametrize(("raises", "outcome"), [("", "failed"), ("(raises=VerdictFailed)", "xfailed")])
 def test_a_judgement_is_expected_only_where_it_is_named(pytester, monkeypatch, raises, outcome):
     marked = f"import pytest\nfrom perfsuite import VerdictFailed\npytestmark = pytest.mark.xfail{raises}\n"
-    assert repository(pytester, monkeypatch, marked + THREE, conftest=JUDGE).run().parseoutcomes() == {
-        outcome: 1,
-        "xpassed": 2,
-    }
+    found = repository(pytester, monkeypatch, marked + THREE, conftest=JUDGE).run()
+    assert found.parseoutcomes() == {outcome: 1, "xpassed": 2}
 
 
 def test_the_time_budget_skips_what_remains(pytester, monkeypatch):
@@ -232,9 +211,7 @@ import os, signal
 def pytest_sessionfinish():
     os.kill(os.getpid(), signal.SIGTERM)
 """
-    found = repository(pytester, monkeypatch, THREE, conftest=late).run(
-        "--junitxml=junit.xml", "--benchmark-json=out.json"
-    )
-    found.assert_outcomes(passed=3)
-    assert len(junit(pytester)) == 3
+    repo = repository(pytester, monkeypatch, THREE, conftest=late)
+    repo.run("--junitxml=junit.xml", "--benchmark-json=out.json").assert_outcomes(passed=3)
+    assert len(junit("junit.xml")) == 3
     assert "test_third" in pytester.path.joinpath("out.json").read_text()

@@ -7,13 +7,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from perfsuite.record.journal import read_journal
 from test_correctness.helpers.processes import running, until_there
-from test_correctness.helpers.scripted_driver import ROOT
+from test_correctness.helpers.scripted_driver import ROOT, junit
 
 SIBLING = """
 import functools
@@ -146,7 +145,7 @@ def test_signals_end_a_stuck_run_with_its_reports_and_nothing_left(theirs, numbe
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert_no_traceback(output)
     assert "launch.py" not in output, "where the run was is of interest"
-    cases = {case.get("name"): case for case in ElementTree.parse(theirs / "junit.xml").iter("testcase")}
+    cases = junit(theirs / "junit.xml")
     assert cases["test_decorated[cpu-ws2-4KiB]"].find("failure") is None
     if name != "SIGINT":
         assert cases["test_stuck[cpu-ws2]"].find("failure").attrib["message"].startswith(f"Failed: stopped by {name}")

@@ -7,35 +7,30 @@ import shutil
 import pytest
 
 from perfsuite.base.units import format_bytes
-from perfsuite.metrics import derive
 from perfsuite.plugin.progress import Progress
-from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
+from perfsuite.plugin.summary import paced
+from perfsuite.record.result import Peak, Peaks, Work
 from perfsuite.record.step import Arrival
-from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.screen import outcomes
-from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables, peak_lines
-from perfsuite.runtime.driver import Job
-from test_correctness.helpers.scripted_driver import measurement, repository
+from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables
+from test_correctness.helpers.measurements import result_of
+from test_correctness.helpers.report_runs import trained
+from test_correctness.helpers.runs import remeasured
+from test_correctness.helpers.scripted_driver import measured_on, measurement, repository
 
 LINK = Peak(value=400.0, unit="GB/s", source="data sheet")
 
 
 def collective(size, time_s, *, name="all_reduce", ranks=4, dtype="fp32"):
-    job = Job(workload=FunctionWorkload(function=collective), world_size=ranks, budget=Budget())
-    work = Work(collective=name, message_bytes=float(size), dtype=dtype)
-    measured = measurement(job, (time_s,) * 5, arrival=Arrival(late_rank=2, lag_s=3e-6, iterations=20))
-    names = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
-    return Result(
-        case=f"test_perf/test_collectives.py::test_{name}[s4000-ws{ranks}-{format_bytes(size)}-{dtype}]",
-        workload="perfsuite.workloads.collective:AllReduce",
+    return result_of(
+        measured_on(ranks, (time_s,) * 5, arrival=Arrival(late_rank=2, lag_s=3e-6, iterations=20)),
+        f"test_perf/test_collectives.py::test_{name}[s4000-ws{ranks}-{format_bytes(size)}-{dtype}]",
         parameters={"message_bytes": size, "dtype": dtype},
         platform="s4000",
-        world_size=ranks,
-        outcome="measured",
-        work=work,
-        metrics=derive(names, work=work, measurement=measured, peaks=Peaks(link=LINK)),
-        measurement=measured,
+        work=Work(collective=name, message_bytes=float(size), dtype=dtype),
+        metrics=("latency_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+        peaks=Peaks(link=LINK),
     )
 
 
@@ -61,16 +56,8 @@ def test_a_table_shows_time_metrics_share_and_ranks_in_120_columns():
 
 
 def test_what_no_case_has_is_no_column():
-    plain = [
-        dataclasses.replace(
-            result,
-            metrics=(),
-            world_size=1,
-            measurement=dataclasses.replace(result.measurement, arrival=None, ranks=()),
-        )
-        for result in swept()
-    ]
-    lines = metric_tables(plain)
+    plain = [remeasured(result, arrival=None, ranks=()) for result in swept()]
+    lines = metric_tables([dataclasses.replace(result, metrics=(), world_size=1) for result in plain])
     assert lines[2:4] == ["  in every row: ranks 1, samples 5 x 7", lines[3]]
     assert lines[3].split() == ["case", "median"]
 
@@ -93,19 +80,6 @@ def test_out_of_memory_stands_among_the_measured_cases():
     assert len([line for line in lines if line.startswith("case")]) == 1
     assert any("OOM at 44 GiB of 48 GiB" in line for line in lines)
     assert outcomes([swept()[1], gone]) == "1 measured, 1 out of memory"
-
-
-def test_a_peak_is_named_with_its_source():
-    measured = Peak(value=0.18, unit="TFLOPS", source="measured here: fastest product", kind="measured")
-    product = dataclasses.replace(
-        swept()[0],
-        work=Work(flops={"exact": 1.0}, dtype="bf16"),
-        metrics=(Metric(name="tflops", value=0.1, unit="TFLOPS", better="higher", peak=measured),),
-    )
-    assert peak_lines([*swept(), product, product]) == [
-        "peak link 400 GB/s (published: data sheet)",
-        "peak bf16 0.18 TFLOPS (measured here: fastest product)",
-    ]
 
 
 def test_alpha_and_beta_are_fitted_per_collective_ranks_and_dtype():
@@ -254,3 +228,28 @@ def test_the_command_that_shows_a_run_again_is_quoted_for_the_shell(pytester, mo
     repo.run("--perf-journal=my run.jsonl").stdout.fnmatch_lines(
         ["next *perfsuite report 'my run.jsonl' --html run.html"]
     )
+
+
+# -- a kernel that paces TCP: small messages of gloo scatter -----------------------------------------------------------
+
+
+def sent(backend, ranks):
+    return remeasured(trained("test_ddp", ranks, 1.0, model="gpt2", strategy="ddp"), backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("control", "backend", "ranks", "told"),
+    [
+        ("bbr", "gloo", 2, True),
+        ("bbr2", "gloo", 2, True),
+        ("cubic", "gloo", 2, False),
+        ("unknown", "gloo", 2, False),
+        ("bbr", "nccl", 2, False),
+        ("bbr", "gloo", 1, False),
+        ("bbr", "gloo", 0, False),
+    ],
+)
+def test_pacing_is_told_where_messages_went_by_it(control, backend, ranks, told):
+    line = paced(control, [sent(backend, ranks)] if ranks else [])
+    assert bool(line) == told
+    assert not told or f"TCP uses {control}:" in line

@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import time
-from xml.etree import ElementTree
 
 import pytest
 from _pytest.pytester import LineMatcher
 
 from perfsuite.base.errors import RanksFailed
 from perfsuite.record.journal import read_journal
-from test_correctness.helpers.scripted_driver import measurement, repository
+from test_correctness.helpers.scripted_driver import junit, measurement, repository
 
 THREE = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second", "third"))
 
@@ -97,8 +96,7 @@ def test_an_interrupted_run_finishes_its_reports_and_is_gone_on_with(repo, pytes
     if number == signal.SIGTERM:
         told = ["stopped by SIGTERM while this case was running", "*perfsuite: stopped by SIGTERM*"]
         printed.fnmatch_lines_random(told)
-        cases = ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
-        assert [case.attrib["name"] for case in cases] == ["test_first[cpu]", "test_second[cpu]"]
+        assert list(junit("junit.xml")) == ["test_first[cpu]", "test_second[cpu]"]
     repo.driver.jobs.clear()
     repo.driver.script = measurement
     repo.run("--perf-resume=one.jsonl").assert_outcomes(passed=3)
@@ -127,13 +125,10 @@ def test_other_hardware_and_damage_are_one_line(repo, pytester):
     header = json.loads(text.partition("\n")[0])
     header["header"]["fingerprint"] = "cpu-elsewhere"
     path.write_text(json.dumps(header) + "\n")
-    found = repo.run("--perf-resume=one.jsonl")
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: journal */one.jsonl was measured on cpu-elsewhere, this machine is cpu-*"])
+    resumed = "--perf-resume=one.jsonl"
+    repo.refuses(resumed, says="journal */one.jsonl was measured on cpu-elsewhere, this machine is cpu-*")
     path.write_text(text.replace('"result"', '"resul"'))
-    found = repo.run("--perf-resume=one.jsonl")
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: journal */one.jsonl, line 3: 'resul' is not a line of a journal*"])
+    repo.refuses(resumed, says="journal */one.jsonl, line 3: 'resul' is not a line of a journal*")
 
 
 def test_a_full_disk_loses_cases_of_the_journal_alone_and_fails_the_run(repo, pytester, monkeypatch):

@@ -1,8 +1,12 @@
-"""What tox -e versions runs: cases that there are, the lowest releases that are admitted, and no skip for a pass."""
+"""What tox -e versions runs: cases that there are, the lowest releases that are admitted, and no skip for a pass.
+
+The constraints pin each package once on every Python that perfsuite says it runs on.
+"""
 
 import configparser
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,16 +22,11 @@ PASSED = '<testcase classname="test_perf.test_mine" name="test_it[cpu-ws2]">{}</
 METRIC = '<properties><property name="latency_us" value="1"/></properties>'
 
 
-def tox():
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read(ROOT / "tox.ini", encoding="utf-8")
-    return parser
-
-
-def project():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    asked = [Requirement(line) for line in re.findall(r'^ {4}"([^:]*?)",', text, re.MULTILINE)]
-    return {requirement.name: requirement for requirement in asked}
+TOX = configparser.ConfigParser(interpolation=None)
+TOX.read(ROOT / "tox.ini", encoding="utf-8")
+(SECTION,) = (name for name in TOX.sections() if name.startswith("testenv:{"))
+NAMES = SECTION.removeprefix("testenv:{").removesuffix("}")
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_the_selected_cases_exist():
@@ -63,23 +62,21 @@ def test_only_a_passed_case_passes(junit, status, needs_metrics, why, monkeypatc
 
 
 def test_all_environments_of_promised_versions_are_run():
-    (section,) = (name for name in tox().sections() if name.startswith("testenv:{"))
-    names = section.removeprefix("testenv:{").removesuffix("}")
-    command = tox()["testenv:versions"]["commands"]
-    assert f"-e {names} " in command
+    command = TOX["testenv:versions"]["commands"]
+    assert f"-e {NAMES} " in command
     assert "--skip-missing-interpreters=false" in command
     assert "-e py310-torch25)" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_the_oldest_environments_have_the_lowest_releases_that_are_admitted():
-    (section,) = (tox()[name] for name in tox().sections() if name.startswith("testenv:{"))
     pins = {}
-    for line in section["deps"].splitlines():
+    for line in TOX[SECTION]["deps"].splitlines():
         factor, _, pin = line.partition(": ")
         if factor in ("torch25", "deepspeed") and "==" in pin:
             pins.setdefault(Requirement(pin).name, Requirement(pin).specifier)
-    floors = {**project(), "deepspeed": Requirement("deepspeed>=0.15")}
-    assert 'zero = ["deepspeed>=0.15"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    asked = [Requirement(line) for line in re.findall(r'^ {4}"([^:]*?)",', PROJECT, re.MULTILINE)]
+    floors = {each.name: each for each in (*asked, Requirement("deepspeed>=0.15"))}
+    assert 'zero = ["deepspeed>=0.15"]' in PROJECT
     assert pins.keys() == {"torch", "numpy", "pytest", "pytest-benchmark", "tomli", "deepspeed"}
     for name, pin in pins.items():
         (lowest,) = (found.version for found in floors[name].specifier)
@@ -88,12 +85,26 @@ def test_the_oldest_environments_have_the_lowest_releases_that_are_admitted():
 
 
 def test_the_page_has_a_row_for_every_version_that_is_claimed():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "evidence" / "versions.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in page.splitlines() if re.match(r"\| 3\.\d+\.\d+\b", line)]
-    claimed = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text))
+    claimed = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT))
     assert claimed == {".".join(row[1].split()[0].split(".")[:2]) for row in rows}
     assert {"2.5.0", "2.15.0"} <= {row[2].strip() for row in rows}
-    (section,) = (name for name in tox().sections() if name.startswith("testenv:{"))
-    for name in section.removeprefix("testenv:{").removesuffix("}").split(","):
+    for name in NAMES.split(","):
         assert any(f"`tox -e {name}`" in row[4] for row in rows), name
+
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_package_is_pinned_once(python):
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate({"python_version": python})]
+    assert {pin.name: 1 for pin in pins} == Counter(pin.name for pin in here)
+    assert all(re.fullmatch(r"==[\d.]+", str(pin.specifier)) for pin in pins)
+
+
+def test_the_oldest_of_them_is_the_one_that_the_package_asks_for():
+    assert f'requires-python = ">={PYTHONS[0]}"' in PROJECT

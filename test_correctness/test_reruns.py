@@ -1,13 +1,12 @@
 """Plugins that run a failed test again: one case, whose last try counts; nothing is run until the gate passes it."""
 
 import json
-from xml.etree import ElementTree
 
 import pytest
 
 from perfsuite.base.errors import RanksFailed
 from perfsuite.record.journal import read_journal
-from test_correctness.helpers.scripted_driver import measurement, repository
+from test_correctness.helpers.scripted_driver import junit, measurement, repository
 
 IN_A_REPORT = """
 class Named:
@@ -100,7 +99,7 @@ def test_a_case_that_is_run_again_is_one_case_which_passes_or_fails_once(rerunni
     assert "3 measured, 1 failed (1 of them measured);" in found.stdout.str()
     entries = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
     assert [entry["name"] for entry in entries] == ["test_first[cpu]", "test_second[cpu]"]
-    for case in ElementTree.parse(pytester.path / "j.xml").iter("testcase"):
+    for case in junit("j.xml").values():
         names = [each.attrib["name"] for each in case.iter("property")]
         assert len(names) == len(set(names)), "each try's properties take the place of those before"
     printed = " ".join(found.stdout.str().split())  # a long warning is folded

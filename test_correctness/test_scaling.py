@@ -115,7 +115,4 @@ def test_ranks_that_share_a_device_are_told():
 def test_a_speed_up_above_the_ranks_is_warned_of_with_its_base():
     results = {result.case: result for result in (ddp(2, 1.0), ddp(4, 0.5), ddp(8, 1.0))}
     (said,) = oddities(results)
-    assert said == (
-        "test_perf/test_it.py::test_ddp[s4000-ws4-gpt2]: "
-        "speed-up 4 on 2 times the ranks is above linear (base: 2 ranks)"
-    )
+    assert said.endswith("::test_ddp[s4000-ws4-gpt2]: speed-up 4 on 2 times the ranks is above linear (base: 2 ranks)")

@@ -12,12 +12,10 @@ from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Peak, Peaks, Record, Work
-from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget, Workload
 from perfsuite.run.session import Case, PerfSession, deadline_s
+from test_correctness.helpers.runs import HEADER
 from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
-
-HEADER = Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
 
 
 @dataclass(frozen=True, kw_only=True)

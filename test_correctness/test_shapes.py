@@ -88,14 +88,14 @@ def test_product(perf, shape):
 
 def test_the_file_makes_the_cases_of_a_run(pytester):
     pytester.makepyfile(TEST)
-    path = pytester.path / "mine.txt"
-    path.write_text("test_product 8x16x24\n")
-    collect = ("--collect-only", "-q", "--perf-platform=cpu")
-    result = pytester.runpytest_inprocess(f"--perf-shapes={path}", *collect)
-    result.stdout.fnmatch_lines(["*::test_product[[]cpu-8x16x24]"])
-    path.write_text("test_produkt 8x16x24\n")
-    result = pytester.runpytest_inprocess(f"--perf-shapes={path}", *collect)
-    result.stderr.fnmatch_lines(["ERROR: --perf-shapes: *line 1: *'test_produkt'; did you mean test_product?*"])
-    path.write_text("test_product 8\n")
-    result = pytester.runpytest_inprocess(f"--perf-shapes={path}", *collect)
-    result.stdout.fnmatch_lines(["*line 1: test_product takes 3 numbers, as in 64x64x64, not 8"])
+
+    def collected(text):
+        (pytester.path / "mine.txt").write_text(text)
+        collect = ("--collect-only", "-q", "--perf-platform=cpu")
+        return pytester.runpytest_inprocess("--perf-shapes=mine.txt", *collect)
+
+    collected("test_product 8x16x24\n").stdout.fnmatch_lines(["*::test_product[[]cpu-8x16x24]"])
+    says = "ERROR: --perf-shapes: *line 1: *'test_produkt'; did you mean test_product?*"
+    collected("test_produkt 8x16x24\n").stderr.fnmatch_lines([says])
+    says = "*line 1: test_product takes 3 numbers, as in 64x64x64, not 8"
+    collected("test_product 8\n").stdout.fnmatch_lines([says])

@@ -1,5 +1,7 @@
 """One linear layer split over ranks: every split against one process, its messages, its parts, what it refuses."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -8,15 +10,29 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.record.result import Peaks, Work
 from perfsuite.record.workload import Budget
-from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
+from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear, TensorLinearStep
 from test_correctness.helpers.bare_rank import BareRank
-from test_correctness.helpers.broken_linear import ForgetfulLinear
 from test_correctness.helpers.local_driver import WORKER, driver_fixture, run
 
 QUICK = Budget(min_rounds=3, max_time_s=0.0, warmup_time_s=0.0, timeout_s=120.0)
 SPLIT = [name for name in SPLITS if name != "none"]
 
 driver = driver_fixture("torch", WORKER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetfulLinear(TensorLinear):
+    """Its collectives give what goes in, as often as it takes to have the right shape."""
+
+    def build(self, rank):
+        return _ForgetfulStep(self, rank)
+
+
+class _ForgetfulStep(TensorLinearStep):
+    def _exchange(self, collective, tensor, *, dim):
+        if collective == "all_gather":
+            return tensor.repeat(self._ranks if dim == 0 else 1, self._ranks if dim == 1 else 1)
+        return self._own_part(tensor, dim) if collective == "reduce_scatter" else tensor
 
 
 def linear(split, ranks, kind=TensorLinear, **changes):

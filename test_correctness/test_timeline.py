@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
-from perfsuite.record.step import Timeline, TimelineEvent
+from perfsuite.record.step import Timeline
 from perfsuite.reports.timelines.files import chrome_trace, trace_text
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
+from test_correctness.helpers.pipelines import event_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -104,24 +105,6 @@ def texts(svg):
     return [each.text or "" for each in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def test_a_picture_says_what_it_shows():
-    schedule = make_schedule("1f1b", ranks=4, num_micro_batches=8)
-    said = texts(timeline_svg(simulate(schedule, StageTimes.in_proportion([1] * 4), detail=True)))
-    assert said[:2] == [
-        "1F1B: simulated, bubble_ratio 0.273",
-        "1F1B; p=4 v=1 m=8; step 33 s; bubble_ratio formula for equal stages 0.273; "
-        "bubble_to_ideal (idle / busy) 0.375",
-    ]
-    assert said[2:9] == ["F", "forward", "B", "backward", "wait", "idle, no recorded wait", "send"]
-    assert said[9] == "input arrives"
-    assert said[10:18] == ["0", "5", "10", "15", "20", "25", "30", "time since the step's first action, s"]
-    assert [word for word in said if word.startswith("rank ")] == ["rank 0", "rank 1", "rank 2", "rank 3"]
-    in_flight = [word.split(", ")[1] for word in said if word.startswith("busy ")]
-    assert in_flight == ["4 in flight", "3 in flight", "2 in flight", "1 in flight"]
-    labels = Counter(word for word in said if re.fullmatch(r"[FB]\d", word))
-    assert labels == {f"{kind}{batch}": 4 for kind in "FB" for batch in range(8)}
-
-
 def test_a_measured_picture_is_held_against_its_own_durations_and_the_formula():
     timeline = dataclasses.replace(timeline_of("1f1b"), source="measured")
     said = texts(timeline_svg(timeline, title="test_it[cpu-ws4]"))
@@ -184,10 +167,8 @@ def marks(svg, kind):
 
 
 def test_messages_are_ticks_outside_the_lane_and_bars_where_they_took_time():
-    def event(kind, start_s, end_s):
-        return TimelineEvent(kind=kind, rank=0, stage=0, micro_batch=0, start_s=start_s, end_s=end_s)
-
-    events = (event("receive", 0, 0), event("forward", 0, 1), event("send", 1, 3), event("backward", 3, 4))
+    times = {"receive": (0, 0), "forward": (0, 1), "send": (1, 3), "backward": (3, 4)}
+    events = tuple(event_of(kind, 0, *ends) for kind, ends in times.items())
     svg = timeline_svg(Timeline(ranks=1, events=events, source="measured"))
     (forward, backward) = boxes(svg)
     top, bottom = forward[3], forward[3] + 26
@@ -206,10 +187,7 @@ def test_messages_are_ticks_outside_the_lane_and_bars_where_they_took_time():
     ("length_s", "unit"), [(2.0, "s"), (0.02, "ms"), (2e-5, "us"), (2e-8, "ns"), (3600.0, "s"), (0.999, "ms")]
 )
 def test_the_axis_names_its_unit_and_is_to_scale(length_s, unit):
-    events = (
-        TimelineEvent(kind="forward", rank=0, stage=0, micro_batch=0, start_s=0, end_s=length_s / 2),
-        TimelineEvent(kind="backward", rank=0, stage=0, micro_batch=0, start_s=length_s / 2, end_s=length_s),
-    )
+    events = (event_of("forward", 0, 0, length_s / 2), event_of("backward", 0, length_s / 2, length_s))
     svg = timeline_svg(Timeline(ranks=1, events=events, source="measured"))
     assert f"time since the step's first action, {unit}" in texts(svg)
     left, right = boxes(svg)[0][1], boxes(svg)[1][2]
@@ -242,16 +220,16 @@ def test_kinds_have_their_own_colour_and_later_stages_of_a_rank_a_paler_one():
 
 
 def measured():
-    def event(kind, rank, start_s, end_s):
-        return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
-
-    events = (event("forward", 0, 5, 6), event("wait", 0, 6, 8), event("backward", 0, 8, 10))
-    events += (event("wait", 1, 3, 6), event("forward", 1, 6, 7), event("backward", 1, 7, 8), event("wait", 1, 8, 12))
+    first = (("forward", 0, 5, 6), ("wait", 0, 6, 8), ("backward", 0, 8, 10))
+    second = (("wait", 1, 3, 6), ("forward", 1, 6, 7), ("backward", 1, 7, 8), ("wait", 1, 8, 12))
+    events = tuple(event_of(*each) for each in (*first, *second))
     return Timeline(ranks=2, events=events, source="measured")
 
 
 def test_what_was_measured_outside_the_step_is_cut_off_the_picture_and_kept_in_the_trace():
-    drawn = boxes(timeline_svg(measured(), title="<mine & yours>"))
+    picture = timeline_svg(measured(), title="<mine & yours>")
+    assert texts(picture)[0].startswith("<mine & yours>: measured, "), "the title is escaped"
+    drawn = boxes(picture)
     frame = min(box[1] for box in drawn), max(box[2] for box in drawn)
     assert [(start, end) for title, start, end, *_ in drawn if title.startswith("wait, stage 1")] == [
         (frame[0], pytest.approx(frame[0] + (frame[1] - frame[0]) / 5)),
@@ -260,10 +238,6 @@ def test_what_was_measured_outside_the_step_is_cut_off_the_picture_and_kept_in_t
     complete = [event for event in chrome_trace(measured())["traceEvents"] if event["ph"] == "X"]
     assert min(event["ts"] for event in complete) == 0
     assert max(event["ts"] + event["dur"] for event in complete) == 9e6
-
-
-def test_a_picture_has_its_title_escaped():
-    assert texts(timeline_svg(measured(), title="<mine & yours>"))[0].startswith("<mine & yours>: measured, ")
 
 
 def test_a_timeline_without_actions_is_refused():

@@ -50,18 +50,17 @@ def test_a_timeline_is_recognised_by_its_actions(schedule):
     assert schedule_of(measured(schedule)) == schedule
 
 
+def turned(events):
+    return tuple(dataclasses.replace(event, rank=3 - event.rank) for event in events)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda timeline: {"schedule": "mine"}, "schedule='mine' is unknown; choose naive"),
         (lambda timeline: {"events": ()}, "has 0 stages on 4 ranks; a schedule has the same number of stages on each"),
         (lambda timeline: {"ranks": 3}, "has 4 stages on 3 ranks"),
-        (
-            lambda timeline: {
-                "events": tuple(dataclasses.replace(event, rank=3 - event.rank) for event in timeline.events)
-            },
-            "has stage 0 on rank 3; the schedule has it on rank 0",
-        ),
+        (lambda timeline: {"events": turned(timeline.events)}, "has stage 0 on rank 3; the schedule has it on rank 0"),
     ],
 )
 def test_a_timeline_of_no_schedule_is_named_and_has_no_bound(change, message):

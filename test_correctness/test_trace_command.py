@@ -1,5 +1,6 @@
 """``benchmarks/schedule.py`` and ``perfsuite trace``: what they print, write and refuse."""
 
+import dataclasses
 import json
 import re
 
@@ -7,13 +8,10 @@ import pytest
 
 from benchmarks import schedule
 from perfsuite.cli import main as cli
-from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.run import Header
 from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import SCHEDULES, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, simulated
-
-HEADER = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
+from test_correctness.helpers.runs import journal_of
 
 
 def printed(capsys, *arguments, code=0):
@@ -27,20 +25,6 @@ def refused(capsys, *arguments):
     assert said.out == ""
     (line,) = said.err.splitlines()
     return line.removeprefix("perfsuite: ").removeprefix("error: ")
-
-
-def test_a_schedule_is_printed_with_exact_ratios(capsys):
-    said = printed(capsys, "schedule", "1f1b", "--ranks", 4, "--micro-batches", 8, "--forward-s", 0.04)
-    assert said.out.splitlines() == [
-        "1F1B: p=4 ranks, v=1 stage per rank, m=8 micro-batches",
-        "a stage's forward 40 ms, backward 80 ms; a message no time",
-        "step                     1.32 s (simulated)",
-        "bubble_ratio             0.273 = 3/11 (simulated)",
-        "formula, equal stages    0.273 = 3/11",
-        "bubble_to_ideal          0.375 = 3/8 (idle / busy)",
-        "micro-batches in flight  4 3 2 1 by rank",
-        "activations held         4 3 2 1 by rank, one per micro-batch and stage",
-    ]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -73,27 +57,21 @@ def test_halves_of_a_backward_messages_and_unequal_stages_are_said(capsys):
     )
 
 
+GPIPE = ("gpipe", "--ranks", 2, "--micro-batches", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("mine", "--ranks", 4, "--micro-batches", 8), "schedule='mine' is unknown; choose naive, .* or dualpipev"),
-        (("gpipe", "--ranks", 4, "--micro-batches", 8, "--stages-per-rank", 2), "stages_per_rank=2 .*; choose 1"),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--forward-s", 0), "--forward-s 0 is no duration; .* above 0"),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--backward-s", "nan"), "--backward-s nan is no duration"),
-        (
-            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--communication-s=-1"),
-            "--communication-s -1 is no duration; give a number at least 0",
-        ),
-        (
-            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--stage-costs", 1, 1, 1),
-            "--stage-costs has 3 numbers for 2 ranks x 1 stages; give 2",
-        ),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--stage-costs", 1, "inf"), "--stage-costs inf is no duration"),
-        (("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "a.png"), "--out a.png ends in neither .svg .* choose"),
-        (
-            ("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "/proc/no/a.svg"),
-            "/proc/no/a.svg cannot be written: No such file or directory; free some space or name another file",
-        ),
+        ((*GPIPE, "--stages-per-rank", 2), "stages_per_rank=2 .*; choose 1"),
+        ((*GPIPE, "--forward-s", 0), "--forward-s 0 is no duration; .* above 0"),
+        ((*GPIPE, "--backward-s", "nan"), "--backward-s nan is no duration"),
+        ((*GPIPE, "--communication-s=-1"), "--communication-s -1 is no duration; give a number at least 0"),
+        ((*GPIPE, "--stage-costs", 1, 1, 1), "--stage-costs has 3 numbers for 2 ranks x 1 stages; give 2"),
+        ((*GPIPE, "--stage-costs", 1, "inf"), "--stage-costs inf is no duration"),
+        ((*GPIPE, "--out", "a.png"), "--out a.png ends in neither .svg .* choose"),
+        ((*GPIPE, "--out", "/proc/no/a.svg"), "/proc/no/a.svg cannot be written: No such file or directory; free"),
     ],
 )
 def test_what_cannot_be_is_one_line_with_the_legal_choices(arguments, message, capsys):
@@ -102,19 +80,15 @@ def test_what_cannot_be_is_one_line_with_the_legal_choices(arguments, message, c
     assert re.fullmatch(f"error: {message}.*", line)
 
 
+OTHER = result_of("t.py::test_other[cpu]", None)
 CASES = ("t.py::test_step[cpu-ws4-1f1b]", "t.py::test_step[cpu-ws4-gpipe]")
 
 
 @pytest.fixture
 def journal(tmp_path):
     """Two cases with a timeline and one without."""
-    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
-    for case in CASES:
-        name = case.rpartition("-")[2].removesuffix("]")
-        writer.result(result_of(case, measured(make_schedule(name, ranks=4, num_micro_batches=8))))
-    writer.result(result_of("t.py::test_other[cpu]", None))
-    writer.close()
-    return tmp_path / "journal.jsonl"
+    timelines = [measured(make_schedule(name, ranks=4, num_micro_batches=8)) for name in ("1f1b", "gpipe")]
+    return journal_of(tmp_path / "journal.jsonl", *map(result_of, CASES, timelines), OTHER)
 
 
 def names(folder):
@@ -148,10 +122,7 @@ def test_what_a_journal_does_not_have_is_named(journal, tmp_path, capsys):
     assert refused(capsys, "trace", journal, "--case", "zbv", "--out", out) == (
         f"--case 'zbv': no id of 2 cases with a timeline contains it; give a part of an id such as {CASES[0]}"
     )
-    writer = JournalWriter(tmp_path / "plain.jsonl", HEADER)
-    writer.result(result_of("t.py::test_other[cpu]", None))
-    writer.close()
-    assert refused(capsys, "trace", tmp_path / "plain.jsonl", "--out", out) == (
+    assert refused(capsys, "trace", journal_of(tmp_path / "plain.jsonl", OTHER), "--out", out) == (
         f"journal {tmp_path}/plain.jsonl has 1 case and none with a timeline; "
         "give the journal of a run with pipeline cases"
     )
@@ -162,13 +133,10 @@ def test_what_a_journal_does_not_have_is_named(journal, tmp_path, capsys):
 
 
 def test_a_case_that_cannot_be_shown_keeps_no_other_from_being_written(tmp_path, capsys):
-    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
-    own = measured(make_schedule("1f1b", ranks=4, num_micro_batches=8))
-    writer.result(result_of("t.py::own", type(own)(ranks=4, events=own.events, source="measured", schedule="mine")))
-    writer.result(result_of("t.py::known", own))
-    writer.close()
-    out = tmp_path / "traces"
-    said = printed(capsys, "trace", tmp_path / "journal.jsonl", "--simulated", "--out", out, code=4)
+    known = measured(make_schedule("1f1b", ranks=4, num_micro_batches=8))
+    own = result_of("t.py::own", dataclasses.replace(known, schedule="mine"))
+    journal, out = journal_of(tmp_path / "j.jsonl", own, result_of("t.py::known", known)), tmp_path / "traces"
+    said = printed(capsys, "trace", journal, "--simulated", "--out", out, code=4)
     assert said.err.startswith("perfsuite: error: t.py::own: schedule='mine' is unknown; choose")
     stems = (f"{file_stem('t.py::own')}.svg", f"{file_stem('t.py::known')}.simulated.svg")
     assert names(out) >= set(stems)
@@ -176,8 +144,6 @@ def test_a_case_that_cannot_be_shown_keeps_no_other_from_being_written(tmp_path,
 
 
 def test_a_simulated_timeline_in_a_journal_is_named_as_such(tmp_path, capsys):
-    writer = JournalWriter(tmp_path / "journal.jsonl", HEADER)
-    writer.result(result_of("t.py::t", simulated("1f1b")))
-    writer.close()
-    printed(capsys, "trace", tmp_path / "journal.jsonl", "--out", tmp_path / "out")
+    journal = journal_of(tmp_path / "journal.jsonl", result_of("t.py::t", simulated("1f1b")))
+    printed(capsys, "trace", journal, "--out", tmp_path / "out")
     assert names(tmp_path / "out") == {f"{file_stem('t.py::t')}.simulated{end}" for end in (".svg", ".trace.json")}

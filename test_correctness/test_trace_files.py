@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.record.journal import read_journal
-from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.run import Header
 from perfsuite.reports.timelines.files import check_timeline, file_stem, write_case
 from perfsuite.schedules import SCHEDULES, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, simulated
+from test_correctness.helpers.runs import journal_of
 
 CASE = "test_perf/test_pipeline.py::test_step[cpu-ws4-1f1b-m8]"
 
@@ -83,17 +82,9 @@ def test_a_damaged_timeline_is_refused_before_anything_is_written(tmp_path, chan
 
 
 def test_a_journal_gives_timelines_back_to_the_bit(tmp_path):
-    header = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
-    results = {}
-    writer = JournalWriter(tmp_path / "j.jsonl", header)
-    for name in SCHEDULES:
-        timeline = measured(make_schedule(name, ranks=4, num_micro_batches=8), seed=len(results))
-        results[name] = result_of(name, timeline)
-        writer.result(results[name])
-    with_messages = simulated("dualpipev")
-    assert {event.kind for event in with_messages.events} >= {"send", "receive", "wait"}
-    for name, timeline in (("messages", with_messages), ("none", None)):
-        results[name] = result_of(name, timeline)
-        writer.result(results[name])
-    writer.close()
-    assert read_journal(tmp_path / "j.jsonl").results == results
+    schedules = [make_schedule(name, ranks=4, num_micro_batches=8) for name in SCHEDULES]
+    timelines = {each.name: measured(each, seed=seed) for seed, each in enumerate(schedules)}
+    timelines |= {"messages": simulated("dualpipev"), "none": None}
+    assert {event.kind for event in timelines["messages"].events} >= {"send", "receive", "wait"}
+    results = {name: result_of(name, timeline) for name, timeline in timelines.items()}
+    assert read_journal(journal_of(tmp_path / "j.jsonl", *results.values())).results == results

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.record.result import Record
-from perfsuite.record.step import TimelineEvent
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_grids, pipeline_row
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
-from test_correctness.helpers.pipelines import measured, result_of, seen_without_waiting, simulated
+from test_correctness.helpers.pipelines import event_of, measured, result_of, seen_without_waiting, simulated
+from test_correctness.helpers.runs import remeasured
 
 TEST = "test_perf/test_pipeline.py::test_schedule"
 
@@ -36,18 +36,6 @@ def as_measured(timeline):
 def case(name, parameters="", **changes):
     records = changes.pop("records", ())
     return result_of(f"{TEST}[cpu-ws4-{name}{parameters}]", as_measured(simulated(name, **changes)), records=records)
-
-
-def test_a_row_has_the_bubble_beside_what_it_should_be():
-    lines = pipeline_lines([case("1f1b", records=memory_records(4 << 20, 3 << 20, 2 << 20, 1 << 20))])
-    assert lines[:2] == ["", TEST]
-    assert [line.split() for line in lines[2:4]] == [
-        ["pipeline", "p", "v", "m", "bubble", "simu-", "bubble", "in", "flight", "activations"],
-        ["_ratio", "lated", "formula", "_to_ideal", "by", "rank", "MiB", "by", "rank"],
-    ]
-    row = re.split(r"\s{2,}", lines[4])
-    assert row == ["cpu-ws4-1f1b", "4", "1", "8", "0.273", "0.273", "0.273", "0.375", "4 3 2 1", "4 3 2 1"]
-    assert len(lines) == 7  # and two that explain
 
 
 def test_cases_of_one_test_share_a_table_and_its_width_suits_a_terminal():
@@ -75,7 +63,7 @@ def test_nothing_is_said_without_a_timeline():
 
 
 def test_what_is_not_known_of_an_own_schedule_is_a_dash():
-    own = dataclasses.replace(simulated("1f1b"), source="measured", schedule="mine")
+    own = dataclasses.replace(as_measured(simulated("1f1b")), schedule="mine")
     row = re.split(r"\s{2,}", pipeline_lines([result_of("t.py::t[mine]", own)])[4])
     assert row == ["mine", "4", "-", "-", "0.273", "-", "-", "0.375", "4 3 2 1"]
 
@@ -90,11 +78,9 @@ def test_a_missing_action_leaves_the_simulation_out_and_no_more():
 
 def test_a_damaged_timeline_is_named_and_the_others_are_shown():
     fine = case("1f1b")
-    events = (dataclasses.replace(fine.measurement.timeline.events[0], rank=9),)
-    damaged = dataclasses.replace(fine.measurement.timeline, events=events)
-    bad = dataclasses.replace(
-        fine, case="t.py::bad", measurement=dataclasses.replace(fine.measurement, timeline=damaged)
-    )
+    whole = fine.measurement.timeline
+    damaged = dataclasses.replace(whole, events=(dataclasses.replace(whole.events[0], rank=9),))
+    bad = dataclasses.replace(remeasured(fine, timeline=damaged), case="t.py::bad")
     lines = pipeline_lines([bad, fine])
     assert lines[-1] == "  t.py::bad: the timeline of 1f1b has a forward of stage 0 on rank 9; its ranks are 0 to 3"
     assert any(line.startswith("cpu-ws4-1f1b") for line in lines)
@@ -198,9 +184,6 @@ def test_memory_has_the_unit_that_reads_best(size, unit, cell):
 
 
 def test_a_rank_without_an_action_counts_as_idle():
-    events = (
-        TimelineEvent(kind="forward", rank=0, stage=0, micro_batch=0, start_s=0.0, end_s=1.0),
-        TimelineEvent(kind="backward", rank=0, stage=0, micro_batch=0, start_s=1.0, end_s=2.0),
-    )
-    timeline = dataclasses.replace(simulated("1f1b"), ranks=2, events=events, source="measured")
+    events = (event_of("forward", 0, 0.0, 1.0), event_of("backward", 0, 1.0, 2.0))
+    timeline = dataclasses.replace(as_measured(simulated("1f1b")), ranks=2, events=events)
     assert pipeline_row("t.py::t", timeline).bubble_ratio == 0.5

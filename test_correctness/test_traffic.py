@@ -13,20 +13,18 @@ from perfsuite.metrics import derive
 from perfsuite.models import find as find_model
 from perfsuite.models.build import build
 from perfsuite.models.layers import materialize
-from perfsuite.platforms.base import Clock
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Measurement, Peaks, Record, Work
 from perfsuite.record.step import Component, Traffic
-from perfsuite.record.workload import Budget
 from perfsuite.runtime.assembly import join_components, join_traffic
-from perfsuite.runtime.driver import Job
 from perfsuite.strategies import Plan, find
 from perfsuite.strategies.traffic import find_shapes
 from perfsuite.strategies.traffic_count import Posted
 from perfsuite.workloads.training.builds import Parts, components_of, difference, mark, traffic_of
 from perfsuite.workloads.training.case import BUILDS
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measured_on
+from test_correctness.test_runtime_parts import Ticks
 
 # -- closed forms ------------------------------------------------------------------------------------------------
 
@@ -94,40 +92,18 @@ def test_what_differs_is_told_with_both_counts():
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
-class HandClock(Clock):
-    """Moves when it is told to."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def stamp(self):
-        return self.now_s
-
-    def wait(self, stamp):
-        pass
-
-    def elapsed_s(self, start, end):
-        return end - start
-
-    def host_s(self, stamp, anchor, anchor_s):
-        return stamp
-
-    def facts(self):
-        raise AssertionError("nobody asks")
-
-
 class Takes(torch.autograd.Function):
     """Identity that takes ``forward_s`` and ``backward_s`` on a clock."""
 
     @staticmethod
     def forward(ctx, x, clock, forward_s, backward_s):
         ctx.clock, ctx.backward_s = clock, backward_s
-        clock.now_s += forward_s
+        clock.now += forward_s
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.clock.now_s += ctx.backward_s
+        ctx.clock.now += ctx.backward_s
         return gradient, None, None, None
 
 
@@ -150,7 +126,7 @@ def step_of(model, clock, *, checkpointing="none", **slow):
 
 @pytest.mark.parametrize("model", ["gpt2-tiny", "llama2-tiny", "moe-tiny"])
 def test_time_of_a_part_in_either_direction_is_its_own(model):
-    clock = HandClock()
+    clock = Ticks()
     module, step = step_of(model, clock, attention=(1.0, 20.0), mlp=(300.0, 4000.0), norm1=(0.5, 0.25))
     parts = Parts(clock)
     mark(module, parts)
@@ -159,7 +135,7 @@ def test_time_of_a_part_in_either_direction_is_its_own(model):
 
 
 def test_a_forward_that_runs_again_is_the_time_of_its_parts():
-    clock = HandClock()
+    clock = Ticks()
     module, step = step_of("llama2-tiny", clock, checkpointing="full", attention=(1.0, 20.0), mlp=(300.0, 4000.0))
     parts = Parts(clock)
     mark(module, parts)
@@ -172,13 +148,13 @@ def test_a_forward_that_runs_again_is_the_time_of_its_parts():
 
 
 def test_waiting_for_neighbours_is_no_computation():
-    clock = HandClock()
+    clock = Ticks()
     parts = Parts(clock)
 
     def step():
-        clock.now_s += 1.0
+        clock.now += 1.0
         with parts.inside("pipeline"):
-            clock.now_s += 5.0
+            clock.now += 5.0
 
     found = parts.seconds(step)
     assert (1.0, 5.0) == (found["other"], found["pipeline"])
@@ -206,10 +182,6 @@ def test_a_part_computes_without_what_it_waits_for():
 
 
 # -- records and metrics ----------------------------------------------------------------------------------------
-
-
-def ranks_measured():
-    return measurement(Job(workload=TrainStep(model="gpt2-tiny", strategy="ddp"), world_size=2, budget=Budget()))
 
 
 def entry(**given):
@@ -241,7 +213,7 @@ def test_ranks_of_one_place_send_the_same():
 
 
 def test_records_of_traffic_travel_and_older_ones_load():
-    plain = ranks_measured()
+    plain = measured_on(2)
     assert ((), ()) == (plain.traffic, plain.components)
     whole = from_json(Measurement, to_json(with_traffic(entry(uneven=True))))
     assert (entry(uneven=True),) == whole.traffic
@@ -254,7 +226,7 @@ def with_traffic(*entries, communication_s=0.02, compute_s=0.06):
         for name, value in (("communication_s", communication_s), ("compute_s", compute_s))
     )
     components = (Component(name="mlp", compute_s=compute_s, communication_s=communication_s),)
-    return dataclasses.replace(ranks_measured(), records=records, traffic=entries, components=components)
+    return dataclasses.replace(measured_on(2), records=records, traffic=entries, components=components)
 
 
 def metrics(case):
@@ -282,7 +254,7 @@ def test_metrics_of_traffic():
 
 
 def test_metrics_without_the_build():
-    for metric in metrics(ranks_measured()).values():
+    for metric in metrics(measured_on(2)).values():
         assert (None, "not available: no traffic build was run") == (metric.value, metric.note)
 
 
@@ -293,7 +265,7 @@ def test_compiled_blocks_have_no_parts():
 
 def test_a_step_without_parts_is_all_other():
     module = nn.Linear(2, 2)
-    parts = Parts(HandClock())
+    parts = Parts(Ticks())
     mark(module, parts)
     module(torch.ones(1, 2)).sum().backward()
     assert not module._forward_hooks

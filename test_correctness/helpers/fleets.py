@@ -23,39 +23,18 @@ PEAKS = Peaks(
     link=Peak(value=450.0, unit="GB/s", source="data sheet"),
     host_link=Peak(value=63.0, unit="GB/s", source="data sheet"),
 )
+MATMUL, ALL_REDUCE = "test_matmul_everywhere", "test_all_reduce"
+PRODUCT = Work(flops={"exact": 2.0 * 8192**3 * 8}, dtype="bf16")
+TRIAD = Work(bytes_moved=3.0 * GIB, memory_path="device")
+COPY = Work(bytes_moved=float(GIB), memory_path="host_to_device")
+SUM = Work(collective="all_reduce", message_bytes=float(GIB), dtype="fp32")
+SIDES, BUFFER = {"m": 8192, "k": 8192, "n": 8192, "dtype": "bf16"}, {"buffer_bytes": GIB}
+BUS = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 CASES: Mapping[str, tuple[str, dict[str, Any], Work, float, float, tuple[str, ...]]] = {
-    "test_matmul_everywhere": (
-        "matmul:Matmul",
-        {"m": 8192, "k": 8192, "n": 8192, "dtype": "bf16"},
-        Work(flops={"exact": 2.0 * 8192**3 * 8}, dtype="bf16"),
-        1.4e-3,
-        0.01,
-        ("tflops",),
-    ),
-    "test_memory_everywhere": (
-        "memory_bandwidth:MemoryTriad",
-        {"buffer_bytes": GIB},
-        Work(bytes_moved=3.0 * GIB, memory_path="device"),
-        8e-4,
-        0.003,
-        ("gb_per_s",),
-    ),
-    "test_host_link_everywhere": (
-        "memory_bandwidth:HostDeviceCopy",
-        {"buffer_bytes": GIB},
-        Work(bytes_moved=float(GIB), memory_path="host_to_device"),
-        2e-2,
-        0.003,
-        ("gb_per_s",),
-    ),
-    "test_all_reduce": (
-        "collective:AllReduce",
-        {"message_bytes": GIB, "dtype": "fp32"},
-        Work(collective="all_reduce", message_bytes=float(GIB), dtype="fp32"),
-        1.87e9 * GIB / GIB / 463.0e9,
-        0.004,
-        ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s"),
-    ),
+    MATMUL: ("matmul:Matmul", SIDES, PRODUCT, 1.4e-3, 0.01, ("tflops",)),
+    "test_memory_everywhere": ("memory_bandwidth:MemoryTriad", BUFFER, TRIAD, 8e-4, 0.003, ("gb_per_s",)),
+    "test_host_link_everywhere": ("memory_bandwidth:HostDeviceCopy", BUFFER, COPY, 2e-2, 0.003, ("gb_per_s",)),
+    ALL_REDUCE: ("collective:AllReduce", {"message_bytes": GIB, "dtype": "fp32"}, SUM, 1.87 / 463.0, 0.004, BUS),
 }
 """By name: workload, parameters, work, seconds, healthy spread and metrics."""
 
@@ -91,17 +70,8 @@ def write_node(
     node_draw = random.Random(f"node {name}")
     draw = random.Random(f"{name} {run}")
     path = folder / (file or f"{name}-{run}.jsonl" if run or file else f"{name}.jsonl")
-    facts = {"host": name, "boot": f"boot of {name}", **(header or {})}
-    writer = JournalWriter(
-        path,
-        Header(
-            session=f"{name}-{run}",
-            fingerprint="h200-8x-1",
-            platform=platform,
-            started_at=f"2026-11-26T0{run}",
-            **facts,
-        ),
-    )
+    facts = {"host": name, "boot": f"boot of {name}", "started_at": f"2026-11-26T0{run}", **(header or {})}
+    writer = JournalWriter(path, Header(session=f"{name}-{run}", fingerprint="h200-8x-1", platform=platform, **facts))
     shown = {
         "hostname": name,
         "devices": [f"NVIDIA H200, 139.8 GiB{f', GPU-{name}-{device}' if uuids else ''}" for device in range(devices)],
@@ -122,28 +92,18 @@ def write_node(
         if collective:
             times = dict.fromkeys(times, times[0])
         for copy in range(extra_cases + 1):
+            usual = {"host": name, "threads": 8, "launch_s": 1e-5}
             ranks = [
-                rank_facts(
-                    device,
-                    time_s=time_s,
-                    host=name,
-                    device=f"cuda:{device}",
-                    threads=8,
-                    launch_s=1e-5,
-                    identity=identity(device),
-                )
+                rank_facts(device, time_s=time_s, device=f"cuda:{device}", identity=identity(device), **usual)
                 for device, time_s in times.items()
             ]
             samples_s = [max(times.values()) * (1 + draw.gauss(0, 0.001)) for _ in range(samples)]
-            measurement = measurement_of(
-                samples_s, ranks, backend="nccl", clock=ClockFacts(name="cuda.Event", resolution_s=1e-6, cost_s=1e-6)
-            )
+            clock = ClockFacts(name="cuda.Event", resolution_s=1e-6, cost_s=1e-6)
             given = {**parameters, **({"k": 8192 + copy} if copy and "k" in parameters else {})}
-            node = case_of(title, devices, platform)
             writer.result(
                 result_of(
-                    measurement,
-                    f"{node}{copy or ''}",
+                    measurement_of(samples_s, ranks, backend="nccl", clock=clock),
+                    f"{case_of(title, devices, platform)}{copy or ''}",
                     workload=f"perfsuite.workloads.{workload}",
                     parameters=given,
                     defaults={"direction": "host_to_device", "pinned": True} if "HostDevice" in workload else {},
@@ -161,9 +121,6 @@ def write_node(
         writer.ended(RunEnd(at="2026-11-26", took_s=60.0, exit_status=0, failed=failed or {}))
     writer.close()
     return path
-
-
-MATMUL, ALL_REDUCE = "test_matmul_everywhere", "test_all_reduce"
 
 
 def fleet(folder, count=16, *, wrong=None, **changes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
 import json
 import re
@@ -17,8 +18,8 @@ from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Peak, Peaks
 from perfsuite.record.run import GateRecord, Header, Revision, RunEnd
-from perfsuite.record.verdict import Effect, Finding, Verdict
 from test_correctness.helpers.pages import everything
+from test_correctness.helpers.runs import verdict
 
 TEXT = (
     "\r\n::error file=x::pwned ##[error]pwned ##vso[task.setvariable variable=x]y"
@@ -34,11 +35,6 @@ COMMAND = re.compile(r"^[ \t]*::(?!:)|##\[|##vso\[", re.MULTILINE)
 def journal(path: Path) -> Path:
     """A journal that has every kind of line, of a run on devices that are not here."""
     results = everything()
-    case = results[0].case
-    change = Effect(change=0.08, interval=(0.05, 0.11), count=6)
-    finding = Finding(
-        quantity="time", name="regressed", tolerance=0.03, effect=0.08, interval=(0.05, 0.11), change=change
-    )
     header = Header(
         session="s1",
         fingerprint=results[0].fingerprint,
@@ -57,7 +53,7 @@ def journal(path: Path) -> Path:
     writer.failure("t.py::test_failed", "rank 1 died\nwith a second line")
     writer.interrupted("t.py::test_stopped", "SIGTERM")
     writer.skip("t.py::test_skipped", "needs a device")
-    verdicts = (Verdict(case=case, name="regressed", findings=(finding,), reasons=("a reason",), flags=("a flag",)),)
+    verdicts = (dataclasses.replace(verdict(results[0].case), reasons=("a reason",), flags=("a flag",)),)
     writer.judged(
         GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts, suite_line="slower", banner=("noisy",))
     )

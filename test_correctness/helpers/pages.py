@@ -7,11 +7,11 @@ import html.parser
 
 from perfsuite.platforms import load_catalog
 from perfsuite.record.result import Metric, Peak, Work
-from perfsuite.record.run import RunRecord
 from perfsuite.reports.material import material_of
 from perfsuite.reports.page import page
 from perfsuite.reports.stored import Recording
 from perfsuite.schedules import make_schedule
+from test_correctness.helpers import runs
 from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.pipelines import measured as timeline_of
 from test_correctness.helpers.report_runs import gpt, llama, measurement, opensora
@@ -56,14 +56,10 @@ def reduced(ranks, size, time_s):
 
 
 def piped(schedule="1f1b"):
-    plain = gpt(f"test_schedules[a100-ws4-{schedule}]", 4, 1.0)
     found = timeline_of(make_schedule(schedule, ranks=4, num_micro_batches=4))
+    plain = gpt(f"test_schedules[a100-ws4-{schedule}]", 4, 1.0, measured={"timeline": found})
     bubbles = (("bubble_ratio", 0.4), ("simulated_bubble_ratio", 0.3), ("balanced_bubble_ratio", 0.2))
-    return dataclasses.replace(
-        plain,
-        metrics=(*plain.metrics, *(metric(name, value, "ratio") for name, value in bubbles)),
-        measurement=dataclasses.replace(plain.measurement, timeline=found),
-    )
+    return dataclasses.replace(plain, metrics=(*plain.metrics, *(metric(*each, "ratio") for each in bubbles)))
 
 
 def everything():
@@ -83,13 +79,9 @@ def everything():
 
 def record(*results, **meaning):
     platform = results[0].platform if results else "a100"
-    return RunRecord(
-        name="/home/somebody/journal.jsonl",
-        platform=platform,
-        fingerprint=f"{platform}-test",
-        results={result.case: result for result in results},
-        **meaning,
-    )
+    name, fingerprint = "/home/somebody/journal.jsonl", f"{platform}-test"
+    usual = {"name": name, "platform": platform, "fingerprint": fingerprint, "versions": {}}
+    return runs.record(*results, **{**usual, **meaning})
 
 
 def material(*results, base=None, **meaning):

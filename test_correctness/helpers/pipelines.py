@@ -7,13 +7,11 @@ import random
 from typing import Any
 
 from perfsuite.record.result import Record, Result
-from perfsuite.record.step import Timeline
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
+from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules import Schedule, StageTimes, make_schedule, simulate
 from perfsuite.schedules.schedule import Action
 from test_correctness.helpers import measurements
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measured_on
 
 METRICS = ("bubble_ratio", "bubble_to_ideal_ratio", "in_flight_micro_batches")
 COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
@@ -26,6 +24,11 @@ def staged(
     interleaved = {"stages_per_rank": stages_per_rank} if stages_per_rank else {}
     options = {"schedule": schedule, **interleaved}
     return {"strategy": "hybrid", "options": options, "accumulation": num_micro_batches, **case}
+
+
+def event_of(kind: Any, rank: int, start_s: float, end_s: float) -> TimelineEvent:
+    """An event of micro-batch 0 in the only stage of a rank."""
+    return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
 
 
 def simulated(
@@ -77,6 +80,5 @@ def seen_without_waiting(timeline: Timeline, *, lost: float = 1.0) -> Timeline:
 
 def result_of(case: str, timeline: Timeline | None, *, records: tuple[Record, ...] = (), **changes: Any) -> Result:
     """What the session makes of a measurement with this timeline."""
-    job = Job(workload=FunctionWorkload(function=result_of), world_size=2, budget=Budget())
-    facts = measurement(job, timeline=timeline, records=records)
+    facts = measured_on(2, timeline=timeline, records=records)
     return measurements.result_of(facts, case, metrics=METRICS, **changes)

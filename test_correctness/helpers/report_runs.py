@@ -123,36 +123,14 @@ MEMORY = tuple(
 
 
 def opensora(ranks, time_s, **changes):
-    return trained(
-        "test_opensora",
-        ranks,
-        time_s,
-        **{
-            "model": "opensora",
-            "strategy": "fsdp",
-            "builds": ("memory", "loss"),
-            "records": (*MEMORY, ("final_loss", 0.25)),
-            **changes,
-        },
-    )
+    usual = {"model": "opensora", "strategy": "fsdp", "builds": ("memory", "loss")}
+    return trained("test_opensora", ranks, time_s, **{**usual, "records": (*MEMORY, ("final_loss", 0.25)), **changes})
 
 
 def llama(ranks, time_s, **changes):
-    loss = (("final_loss", 3.5), ("whole_device_bytes", 40 * GIB))
-    return trained(
-        "test_llama2",
-        ranks,
-        time_s,
-        **{
-            "model": "llama2-7b",
-            "strategy": "fsdp",
-            "micro_batch_size": 3,
-            "dtype": "bf16",
-            "builds": ("memory", "loss"),
-            "records": (*MEMORY, *loss),
-            **changes,
-        },
-    )
+    records = (*MEMORY, ("final_loss", 3.5), ("whole_device_bytes", 40 * GIB))
+    usual = {"model": "llama2-7b", "strategy": "fsdp", "micro_batch_size": 3, "dtype": "bf16", "records": records}
+    return trained("test_llama2", ranks, time_s, **{**usual, "builds": ("memory", "loss"), **changes})
 
 
 def gpt(name, ranks, time_s, **changes):
@@ -169,15 +147,10 @@ def pipeline(schedule, micro_batches, bubble):
         for rank in range(4)
         for micro in range(micro_batches)
     )
-    plain = gpt("test_pp", 4, 1.0)
     timeline = Timeline(ranks=4, events=events, source="measured", schedule=schedule)
+    plain = gpt(f"test_pp[a100-ws4-{schedule}-m{micro_batches}]", 4, 1.0, measured={"timeline": timeline})
     ratio = Metric(name="bubble_ratio", value=bubble, unit="ratio", better="lower")
-    return dataclasses.replace(
-        plain,
-        case=f"t.py::test_pp[a100-ws4-{schedule}-m{micro_batches}]",
-        metrics=(*plain.metrics, ratio),
-        measurement=dataclasses.replace(plain.measurement, timeline=timeline),
-    )
+    return dataclasses.replace(plain, metrics=(*plain.metrics, ratio))
 
 
 def kernel(name, workload, ranks, parameters, work, **metrics):

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Result, Work
-from perfsuite.record.run import GateRecord, RunEnd, RunRecord
+from perfsuite.record.run import GateRecord, Header, RunEnd, RunRecord
 from perfsuite.record.verdict import Effect, Finding, Verdict
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
 from test_correctness.helpers.measurements import result_of
-from test_correctness.helpers.scripted_driver import measurement
+from test_correctness.helpers.scripted_driver import measured_on
 
 PEAK = Peak(value=0.772, unit="TFLOPS", source="measured here", kind="measured")
 
 
 def result(case: str, median_s: float = 0.5, **changes) -> Result:
-    job = Job(workload=FunctionWorkload(function=result), world_size=changes.get("world_size", 1), budget=Budget())
     meaning = {"workload": "t:step", "parameters": {"case": case}, "fingerprint": "cpu-x", **changes}
-    seen = meaning.pop("measurement", measurement(job, (median_s, 1.1 * median_s, median_s)))
-    return result_of(seen, case, **meaning)
+    plain = measured_on(changes.get("world_size", 1), (median_s, 1.1 * median_s, median_s))
+    return result_of(meaning.pop("measurement", plain), case, **meaning)
+
+
+def remeasured(result: Result, **changes: Any) -> Result:
+    """The result with other fields of its measurement."""
+    assert result.measurement is not None
+    return dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, **changes))
+
+
+def on_devices(result: Result, medians_s: Sequence[float], **changes: Any) -> Result:
+    """The result on one device per time."""
+    assert result.measurement is not None
+    first = result.measurement.ranks[0]
+    ranks = tuple(
+        dataclasses.replace(first, rank=rank, device=f"cuda:{rank}", median_s=median_s)
+        for rank, median_s in enumerate(medians_s)
+    )
+    return remeasured(dataclasses.replace(result, world_size=len(ranks)), ranks=ranks, **changes)
 
 
 def product(case: str, tflops: float, dtype: str = "bf16") -> Result:
@@ -36,10 +56,42 @@ def record(*results: Result, **fields) -> RunRecord:
     return RunRecord(**{**meaning, "results": {one.case: one for one in results}, **fields})
 
 
-def verdict(case: str, name: str = "regressed", effect: float = 0.081) -> Verdict:
-    ends = (effect - 0.019, effect + 0.019)
-    change = Effect(change=effect, interval=ends, count=6)
-    finding = Finding(quantity="time", name=name, tolerance=0.03, effect=effect, interval=ends, change=change)
+HEADER = Header(session="s", fingerprint="cpu-x", platform="cpu", started_at="2026-01-01T00:00:00+00:00")
+
+
+def journal_of(
+    path: Path,
+    *results: Result,
+    header: Header = HEADER,
+    failures: Mapping[str, str] | None = None,
+    skips: Mapping[str, str] | None = None,
+    gate: GateRecord | None = None,
+    end: RunEnd | None = None,
+) -> Path:
+    """The journal of a run."""
+    writer = JournalWriter(path, header)
+    for each in results:
+        writer.result(each)
+    for case, message in (failures or {}).items():
+        writer.failure(case, message)
+    for case, reason in (skips or {}).items():
+        writer.skip(case, reason)
+    if gate is not None:
+        writer.judged(gate)
+    if end is not None:
+        writer.ended(end)
+    writer.close()
+    return path
+
+
+def verdict(case: str, name: str = "regressed", effect: float = 0.081, **changes: Any) -> Verdict:
+    """A verdict from 1 s, with six runs of the change; ``changes`` are of its finding."""
+    ends = changes.pop("interval", (effect - 0.019, effect + 0.019))
+    finding = Finding(
+        **{"quantity": "time", "name": name, "tolerance": 0.03, "effect": effect, "interval": ends},
+        **{"before": 1.0, "after": 1 + effect, "unit": "s", **changes},
+        change=Effect(change=effect, interval=ends, count=6),
+    )
     return Verdict(case=case, name=name, findings=(finding,))
 
 

@@ -7,12 +7,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from perfsuite.plugin import gating, launch
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import ClockFacts, Measurement, Record
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.peak_probe import PeakProbe
 from test_correctness.helpers.measurements import measurement_of, rank_facts
@@ -69,6 +71,12 @@ def measurement(job: Job, times_s: Sequence[float] = (0.5, 0.25, 1.0), **changes
     return measurement_of(times_s, ranks, **{**told, **changes})
 
 
+def measured_on(ranks: int, times_s: Sequence[float] = (0.5, 0.25, 1.0), **changes: Any) -> Measurement:
+    """The same of any job on so many ranks."""
+    job = Job(workload=FunctionWorkload(function=measured_on), world_size=ranks, budget=Budget())
+    return measurement(job, times_s, **changes)
+
+
 class ScriptedDriver:
     """Does what ``script`` says for every job and keeps the jobs."""
 
@@ -122,6 +130,16 @@ class Launched:
         return self._loss
 
 
+def ids(found: pytest.RunResult) -> list[str]:
+    """The names of cases that a run printed a line for, each after its file."""
+    return [line.partition("::")[2] for line in found.outlines if "::" in line]
+
+
+def junit(file: Path | str) -> dict[str, ElementTree.Element]:
+    """The cases of a JUnit file by their names."""
+    return {case.get("name", ""): case for case in ElementTree.parse(file).iter("testcase")}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Repository:
     """Somebody's repository whose cases a scripted driver runs, inside this process."""
@@ -132,6 +150,15 @@ class Repository:
     def run(self, *arguments: str) -> pytest.RunResult:
         """pytest in it; a table of at most 120 columns, no colours, no cache."""
         return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+    def refuses(self, *arguments: str, says: str) -> None:
+        """The run ends with one line of error before anything is measured."""
+        before = len(self.driver.jobs)
+        found = self.run(*arguments)
+        assert found.ret == pytest.ExitCode.USAGE_ERROR
+        assert len([line for line in found.errlines if line]) == 1
+        found.stderr.fnmatch_lines([f"ERROR: {says}"])
+        assert len(self.driver.jobs) == before
 
 
 def repository(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -74,9 +75,6 @@ def kept_send(rank):
 
 def in_a_thread(rank):
     """A thread that nobody joins."""
-    import threading
-    import time
-
     return lambda: threading.Thread(target=time.sleep, args=(0.02,)).start()
 
 
