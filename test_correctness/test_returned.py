@@ -580,6 +580,28 @@ def test_started_work_that_is_finished_or_awaited_later_is_no_false_alarm(make):
             iteration()
 
 
+@pytest.mark.usefixtures("ends_of_threads")
+@pytest.mark.parametrize(
+    ("feeds", "make"),
+    [
+        (True, that_logs_by_a_thread),
+        (True, whose_queue_is_full),
+        (True, lambda pool: by_put(served(multiprocessing.Queue(), str, 0))),
+        (True, lambda pool: by_the_loop_of_a_thread(str)),
+        (False, that_asks_a_thread),
+        (False, with_buffers),
+        (False, that_prefetches),
+        (False, lambda pool: lambda: None),
+    ],
+)
+def test_iterations_that_give_work_to_an_earlier_thread_are_known(feeds, make):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        iteration = Iteration(make(pool), "step")
+        for _ in range(5):
+            iteration()
+    assert feeds == iteration.feeds
+
+
 # -- on ranks ----------------------------------------------------------------------------------------------------
 
 

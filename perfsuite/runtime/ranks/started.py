@@ -49,6 +49,7 @@ _KINDS: tuple[tuple[Any, str, str, Callable[[Any], int]], ...] = (
 a queue are work if others were taken and not marked as done: a thread reads the queue.  A full queue lets the caller
 wait."""
 _QUEUES = (queue.Queue, multiprocessing.queues.Queue)
+_FED = (*_QUEUES, asyncio.BaseEventLoop)  # Classes by which a caller gives work to an earlier thread.
 _MAKERS = (("asyncio.base_events", "BaseEventLoop", "create_task"), ("torch.distributed.rpc", "api", "_invoke_rpc"))
 """Functions that return a handle with a method ``done``, by module, owner and name."""
 _POOLS = ("concurrent", "multiprocessing", "asyncio", "torch")
@@ -75,6 +76,7 @@ class Started:
         # By class: number of iterations that left more than all before them, since one left less than half; the most.
         self._growing, self._most = Counter[object](), Counter[object]()
         self._waited: set[type] = set()  # Classes of handles for which an iteration waited after their own.
+        self.feeds = False  # Whether an iteration gave work to an earlier thread and did not wait for its answer.
 
     def __enter__(self) -> None:
         self._made.clear()
@@ -137,6 +139,7 @@ class Started:
         while (left := self._left()) and time.perf_counter() < until_s:
             time.sleep(_GRACE_S / 10)
         self._seen.update({id(handle): (weakref.ref(handle), goes_on) for handle, goes_on in self._made})
+        self.feeds |= any(isinstance(handle, _FED) and type(handle) not in self._waited for handle, _ in self._made)
         self._made.clear()  # a handle holds the tensors of its work
         amounts = self._amounts() if left else Counter[object]()
         for kind in amounts.keys() | self._most.keys():
