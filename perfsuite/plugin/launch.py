@@ -230,7 +230,7 @@ class _Driver:
         return returned
 
 
-def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+def return_status(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the wrapper of an agent in a launch: elsewhere it would add a frame to the tracebacks of errors."""
     if telling_variables(os.environ):
         pluginmanager.register(_Agent(), "perfsuite.agent")

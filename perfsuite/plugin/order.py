@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Declare options and ini keys; ``pytest_configure`` checks their values, because there an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
     collisions.give_way(parser, config, declarations.declare)
+    launch.return_status(pluginmanager)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
