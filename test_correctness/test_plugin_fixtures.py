@@ -134,6 +134,48 @@ def test_through_a_fixture(timed):
     )
 
 
+def test_wrong_ranks_and_platforms_get_one_sentence(pytester, monkeypatch):
+    tests = """
+import pytest
+
+@world_sizes(2)
+def test_decorated(perf_ranks):
+    pass
+
+def test_short(ranks):
+    pass
+
+@pytest.mark.parametrize("perf_ranks", [2, 0], indirect=True)
+def test_given(perf_ranks):
+    assert perf_ranks.world_size == 2
+
+@pytest.mark.parametrize("perf_ranks", [None], indirect=True)
+def test_case(perf, perf_ranks):
+    pass
+
+@pytest.mark.parametrize("perf_platform", ["nowhere"], indirect=True)
+def test_place(perf_platform):
+    pass
+"""
+    found = repository(pytester, monkeypatch, tests).run()
+    found.assert_outcomes(passed=1, errors=5)
+    found.stdout.fnmatch_lines(
+        [
+            "_* ERROR at setup of test_decorated _*",
+            "test_decorated takes perf_ranks but not perf, so it is not a case and has no ranks; add perf to its *",
+            "_* ERROR at setup of test_short _*",
+            "test_short takes ranks but not perf, *",
+            "_* ERROR at setup of test_given* _*",
+            "ranks=0 is not a number of ranks; give a whole number of at least 1",
+            "_* ERROR at setup of test_case* _*",
+            "ranks=None is not a number of ranks; give a whole number of at least 1",
+            "_* ERROR at setup of test_place* _*",
+            "platform 'nowhere' is unknown; *",
+        ],
+        consecutive=True,
+    )
+
+
 def test_a_conftest_with_fixtures_of_the_short_names_keeps_them_and_perf_has_its_own(pytester, monkeypatch):
     theirs = """
 @pytest.fixture(params=["linux", "windows"])

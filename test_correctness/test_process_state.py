@@ -3,6 +3,7 @@
 import _thread
 import copy
 import ctypes
+import decimal
 import faulthandler
 import functools
 import gc
@@ -14,6 +15,7 @@ import pickle
 import platform
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -149,6 +151,12 @@ def move_another_thread():
     os.setpriority(os.PRIO_PROCESS, int(task), 5)
 
 
+def leave_files_open():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    for _ in range(140):
+        os.open(os.devnull, os.O_RDONLY)
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -163,6 +171,11 @@ def move_another_thread():
         ("functions of torch and Python", lambda: setattr(torch.nn.functional, "relu", None)),
         ("environment variables", lambda: os.environ.update(TOKENIZERS_PARALLELISM="false")),
         ("torch.get_float32_matmul_precision", lambda: torch.set_float32_matmul_precision("medium")),
+        ("environment variables", lambda: os.putenv("OMP_WAIT_POLICY", "active")),
+        ("audit hooks", lambda: sys.addaudithook(lambda *_: None)),
+        ("decimal context", lambda: decimal.getcontext().traps.__setitem__(decimal.Inexact, True)),
+        ("decimal context", lambda: setattr(decimal.DefaultContext, "Emax", 9)),
+        ("open files, half of the limit", leave_files_open),
         ("garbage collector", gc.disable),
         ("other switches of torch", lambda: torch._C._jit_set_texpr_fuser_enabled(False)),
         ("working directory", lambda: os.chdir("/")),

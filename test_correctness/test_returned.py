@@ -325,7 +325,7 @@ def that_begins_much_once():
         ("Thread", that_begins_much_once),
         *itertools.product(["Thread", "Queue"], [with_a_loader, with_buffers_of_a_queue, with_a_future]),
         ("Future", with_a_loader),
-        ("Future", with_buffers_of_a_queue),  # a future for which the loop waits may be this one
+        *itertools.product(["Future"], [with_buffers_of_a_queue, with_a_future]),
     ],
 )
 def test_a_wait_for_other_work_does_not_allow_work_that_piles_up(left, make):
@@ -503,6 +503,9 @@ def by_put(items, item=0):
         ("Queue", lambda serve: by_put(served(queue.Queue(maxsize=100), serve, 0))),
         ("LifoQueue", lambda serve: by_put(served(queue.LifoQueue(), serve, 0))),
         ("Queue", lambda serve: by_put(served(multiprocessing.Queue(), serve, 0), bytes(1 << 20))),
+        ("Queue", lambda serve: by_put(served(multiprocessing.Queue(), serve, 0))),
+        ("JoinableQueue", lambda serve: by_put(served(multiprocessing.JoinableQueue(), serve, 0))),
+        ("SimpleQueue", lambda serve: by_put(served(queue.SimpleQueue(), serve, 0))),
         ("_UnixSelectorEventLoop", by_the_loop_of_a_thread),
     ],
 )
@@ -541,6 +544,31 @@ def whose_queue_is_full(pool):
     return by_put(served(queue.Queue(maxsize=2), time.sleep, 0.05, 0.05), 0.05)
 
 
+def whose_thread_loads_ahead(pool):
+    loaded, ended = queue.SimpleQueue(), threading.Event()
+
+    def load():
+        while not ended.wait(0.001):
+            loaded.put(0)
+
+    pool.submit(load)
+    ENDS.append(ended.set)
+    return lambda: [loaded.get(), time.sleep(0.005)]
+
+
+def beside_a_thread_with_a_proxy(pool):
+    class Proxy:  # as werkzeug's, whose object is there while a request is
+        __dict__ = __class__ = property(lambda self: 1 // 0)
+
+    def hold(proxy):
+        ended.wait(60)
+
+    ended = threading.Event()
+    pool.submit(hold, Proxy())
+    ENDS.append(ended.set)
+    return lambda: None
+
+
 def that_logs_by_a_thread(pool):
     records = served(queue.Queue(), str, "first")
     return lambda: [records.put("line"), time.sleep(0.01)]
@@ -563,6 +591,10 @@ def that_logs_by_a_thread(pool):
         with_buffers,
         that_keeps_its_results,
         whose_queue_is_full,
+        whose_thread_loads_ahead,
+        beside_a_thread_with_a_proxy,
+        lambda pool: by_put(served(queue.SimpleQueue(), str, 0)),
+        lambda pool: by_put(queue.SimpleQueue()),
         that_logs_by_a_thread,
         that_writes_checkpoints,
         whose_thread_sends_its_result,
@@ -576,8 +608,32 @@ def that_logs_by_a_thread(pool):
 def test_started_work_that_is_finished_or_awaited_later_is_no_false_alarm(make):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         iteration = Iteration(make(pool), "step")
+        for _ in range(8):
+            iteration()
+        while ENDS:
+            ENDS.pop()()
+
+
+@pytest.mark.usefixtures("ends_of_threads")
+@pytest.mark.parametrize(
+    ("feeds", "make"),
+    [
+        (True, that_logs_by_a_thread),
+        (True, whose_queue_is_full),
+        (True, lambda pool: by_put(served(multiprocessing.Queue(), str, 0))),
+        (True, lambda pool: by_the_loop_of_a_thread(str)),
+        (False, that_asks_a_thread),
+        (False, with_buffers),
+        (False, that_prefetches),
+        (False, lambda pool: lambda: None),
+    ],
+)
+def test_iterations_that_give_work_to_an_earlier_thread_are_known(feeds, make):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        iteration = Iteration(make(pool), "step")
         for _ in range(5):
             iteration()
+    assert feeds == iteration.feeds
 
 
 # -- on ranks ----------------------------------------------------------------------------------------------------

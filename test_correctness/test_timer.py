@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import queue
 from types import SimpleNamespace
 
 import pytest
@@ -132,6 +133,35 @@ def test_a_message_of_a_host_is_timed_by_itself(monkeypatch, iteration_ns, itera
     warm = timer._warm_up(clock.passing(iteration_ns))
     assert iterations == timer._choose_iterations(warm)
     assert len(met) <= warm.iterations  # none is timed for its own sake
+
+
+@pytest.mark.parametrize(
+    ("iteration_ns", "most_s", "on_rank", "iterations"),
+    [
+        (MS // 10, 1.0, 1, 256),  # 20 ms are 200 iterations
+        (3 * MS, 1.0, 1, 16),  # 20 ms are seven, fewer than a logger's queue holds
+        (30 * MS, 1.0, 1, 1),
+        (3 * MS, 0.05, 1, 2),  # five samples within the budget
+        (3 * MS, 1.0, 0, 16),  # the other rank's iterations give work to a thread
+        (3 * MS, 1.0, None, 1),
+    ],
+)
+def test_samples_of_iterations_that_give_work_to_a_thread_have_their_share_of_its_waits(
+    monkeypatch, iteration_ns, most_s, on_rank, iterations
+):
+    # Nine of ten calls of a logger return at once, and the tenth waits for its thread.
+    monkeypatch.setattr(timing, "_LEAST_WARM_S", 0.0)
+    monkeypatch.setattr(Steps, "queues", False)
+
+    def all_reduce(values, how):
+        if len(values) == 1 and on_rank == 0:  # only flags are alone
+            values[0] = 1.0
+
+    clock, given = Steps(), queue.Queue()
+    spend = clock.passing(iteration_ns)
+    step = Iteration(lambda: [spend(), *([given.put(0)] if on_rank == 1 else [])], "step")
+    taken = timer_of(monkeypatch, clock, Budget(max_time_s=most_s, max_rounds=5), all_reduce=all_reduce).take(step)
+    assert iterations == taken.iterations
 
 
 @pytest.mark.parametrize(

@@ -73,16 +73,25 @@ def _platform_of(request: pytest.FixtureRequest) -> DeviceModel:
     _require_argument(request)
     suite = suite_of(request.config)
     name = params_of(request.node).get("platform", suite.machine.name)
-    return suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
+    try:
+        return suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
+    except PerfsuiteError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _ranks_of(request: pytest.FixtureRequest) -> Ranks:
     """Return the ranks of this case, from ``@world_sizes`` or an indirect parametrization."""
     _require_argument(request)
     count = params_of(request.node).get("ranks")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidParameter(f"ranks={count!r} is not a number of ranks; give a whole number of at least 1")
-    return Ranks(world_size=count)
+    if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
+        return Ranks(world_size=count)
+    problem = f"ranks={count!r} is not a number of ranks; give a whole number of at least 1"
+    if "ranks" not in params_of(request.node):
+        problem = (
+            f"{request.node.name} takes {request.fixturename} but not perf, so it is not a case and has no ranks; "
+            f"add perf to its arguments and @world_sizes(2, 4) above it, or remove {request.fixturename}"
+        )
+    raise pytest.fail.Exception(problem, pytrace=False)
 
 
 perf_platform = pytest.fixture(name="perf_platform")(_platform_of)

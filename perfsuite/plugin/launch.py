@@ -22,7 +22,7 @@ import pytest
 
 from perfsuite.base.errors import CaseStopped, LaunchError
 from perfsuite.plugin.options import runs_tests
-from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
+from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables, telling_variables
 
 if TYPE_CHECKING:
     from perfsuite.platforms import Machine
@@ -230,21 +230,34 @@ class _Driver:
         return returned
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Detect the launcher of this process; return the exit status of an agent to its caller."""
-    if not hasattr(config, "workerinput"):  # pytest-xdist's workers have the variables of their controller
+def return_status(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Register the wrapper of an agent in a launch: elsewhere it would add a frame to the tracebacks of errors."""
+    if telling_variables(os.environ):
+        pluginmanager.register(_Agent(), "perfsuite.agent")
+
+
+class _Agent:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self) -> Generator[None, Any, Any]:
+        """Return the exit status of an agent to its caller."""
         try:
-            launch = detect_launch(os.environ)
-        except LaunchError as problem:
-            config.stash[problem_key] = problem
-        else:
-            if launch is not None:
-                config.stash[launch_key] = launch
+            return (yield)
+        except _Served as served:
+            return served.status
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Detect the launcher of this process."""
+    if hasattr(config, "workerinput"):  # pytest-xdist's workers have the variables of their controller
+        return
     try:
-        return (yield)
-    except _Served as served:
-        return served.status
+        launch = detect_launch(os.environ)
+    except LaunchError as problem:
+        config.stash[problem_key] = problem
+    else:
+        if launch is not None:
+            config.stash[launch_key] = launch
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Declare options and ini keys; ``pytest_configure`` checks their values, because there an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
     collisions.give_way(parser, config, declarations.declare)
+    launch.return_status(pluginmanager)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -92,68 +93,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_selected_key] = True
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
-    """Open the journal and the outputs for the selected cases, and start the gate.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse options that need perf cases, and end the search for agents."""
+    if suite_key not in session.config.stash:
+        _open(session)
 
-    pytest calls this also after an error or Ctrl-C in the collection: nothing will run then. ``--looponfail`` of
-    pytest-xdist calls it twice.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Print the output of a rank other than 0, and options that had no effect."""
+    launch.give_output(session.config)
+    if suite_key not in session.config.stash:
+        ending.tell(session)
+
+
+def _open(session: pytest.Session) -> bool:
+    """Open the journal for the selected cases; return False if that is done or this process is an agent.
+
+    pytest finishes a collection also after an error or Ctrl-C: nothing will run then. ``--looponfail`` of pytest-xdist
+    does it twice.
     """
-    if not session.config.stash.get(_selected_key, False) or ending.cases_key in session.config.stash:
-        return (yield)
+    config = session.config
+    if not config.stash.get(_selected_key, False) or ending.cases_key in config.stash:
+        return False
     collect.leave_out_measured(session)
     cases = collect.cases_of(session)
     if not launch.take_part(session, cases):
-        return (yield)
-    session.config.stash[ending.cases_key] = {
-        item.nodeid: (item.location[0], (item.location[1] or 0) + 1) for item in cases
-    }
+        return False
+    config.stash[ending.cases_key] = {item.nodeid: (item.location[0], (item.location[1] or 0) + 1) for item in cases}
     benchmark.give_bare_option_back(session)
     gate_options.refuse_no_cases(session, cases)
     if cases:
         try:
-            suite_of(session.config).open()
+            suite_of(config).open()
         except PerfsuiteError as error:
             raise pytest.UsageError(str(error)) from None
-    returned = yield  # pytest prints the header and how many tests there are
-    progress.begin(session, cases)
-    if cases and options.runs_tests(session.config):
-        gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; the ranks start meanwhile
-        session.config.pluginmanager.register(gating, gating.__name__)
-        gating.begin(session, cases)
-        if any(collisions.option(session.config, name) is not None for name in ("perf_expect", "perf_expect_devices")):
-            importlib.import_module("perfsuite.plugin.expecting").begin(session, cases)
-    outputs.begin(session, cases)
-    return returned
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
-    """End every process before the reports are written, so that no failure there can leave one running."""
-    config, gate = session.config, _gate(session.config)
-    suite = config.stash.get(suite_key, None)
-    launch.give_output(config)
-    if suite is not None:
-        suite.signals.phase = "ends"
-    try:
-        if gate is not None:
-            gate.finish(session)
-        if (expecting := config.pluginmanager.get_plugin("perfsuite.expecting")) is not None:
-            expecting.finish(session)
-        if suite is not None:
-            ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
-            ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
-            # In a hurry the reports come first: Open MPI kills 0.5 to 1.5 seconds after its SIGTERM, and the remaining
-            # rank processes end with this process.
-            if not suite.signals.hurried:
-                suite.close()
-        outputs.write(config, before_others=True)
-        return (yield)
-    finally:
-        if gate is not None and gate.problem and not config.stash.get(ending.summarised_key, False):
-            ending.fail(config, first_line(gate.problem))
-        ending.tell(session)
-        outcome.close(config)
+    return True
 
 
 class WithCases:
@@ -174,14 +150,29 @@ class WithCases:
         return returned
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> Iterator[Any]:
+        """Open the journal and the outputs for the selected cases, and start the gate."""
+        if not _open(session):
+            return (yield)
+        config, cases = session.config, collect.cases_of(session)
+        returned = yield  # pytest prints the header and how many tests there are
+        progress.begin(session, cases)
+        if cases and options.runs_tests(config):
+            gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; the ranks start meanwhile
+            config.pluginmanager.register(gating, gating.__name__)
+            gating.begin(session, cases)
+            if any(collisions.option(config, name) is not None for name in ("perf_expect", "perf_expect_devices")):
+                importlib.import_module("perfsuite.plugin.expecting").begin(session, cases)
+        outputs.begin(session, cases)
+        return returned
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
         """Run the tests; then let the gate settle open cases and measure the peaks again, while the ranks still run."""
-        config = session.config
-        if launch.is_agent(config):
-            launch.serve(session, suite_of(config).machine)
-        gate = _gate(config)
-        if (suite := config.stash.get(suite_key, None)) is not None:
-            suite.signals.phase = "tests"
+        suite, gate = suite_of(session.config), _gate(session.config)
+        if launch.is_agent(session.config):
+            launch.serve(session, suite.machine)
+        suite.signals.phase = "tests"
         try:
             try:
                 returned = yield
@@ -191,13 +182,11 @@ class WithCases:
                 raise
             if gate is not None:
                 gate.end(session)
-            suite = config.stash.get(suite_key, None)  # a test may be the first user of the platform
-            if suite is not None and suite.session is not None:
+            if suite.session is not None:
                 suite.session.finish()  # after the repeated runs of the gate, while the ranks still run
             return returned
         finally:
-            if (suite := config.stash.get(suite_key, None)) is not None:
-                suite.signals.phase = "ends"
+            suite.signals.phase = "ends"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -219,27 +208,48 @@ class WithCases:
             outputs.trace(item, call)
             ending.keep_reason(item, call, report)
             outcome.complete(item, call, report)
-        elif call.when == "call" and (suite := item.config.stash.get(suite_key, None)) is not None:
-            suite.signals.plain = False
+        elif call.when == "call":
+            suite_of(item.config).signals.plain = False
         return report
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[Any]:
+        """End every process before the reports are written, so that no failure there can leave one running."""
+        config, suite, gate = session.config, suite_of(session.config), _gate(session.config)
+        suite.signals.phase = "ends"
+        try:
+            if gate is not None:
+                gate.finish(session)
+            if (expecting := config.pluginmanager.get_plugin("perfsuite.expecting")) is not None:
+                expecting.finish(session)
+            ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
+            ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
+            # In a hurry the reports come first: Open MPI kills 0.5 to 1.5 seconds after its SIGTERM, and the remaining
+            # rank processes end with this process.
+            if not suite.signals.hurried:
+                suite.close()
+            outputs.write(config, before_others=True)
+            return (yield)
+        finally:
+            if gate is not None and gate.problem and not config.stash.get(ending.summarised_key, False):
+                ending.fail(config, first_line(gate.problem))
+            ending.tell(session)
+            outcome.close(config)
 
 
 class _Files:
     """Writes the requested files after those of other plugins, such as JUnit's, and before anything is printed."""
 
-    @pytest.hookimpl(wrapper=True)  # inside the terminal's wrapper, which is registered later
-    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[Any]:
-        config = session.config
-        returned = None
-        try:
-            returned = yield
-        except OSError as error:  # pytest would print only this: no verdict, no summary
-            if suite_key not in config.stash:
-                raise
-            ending.fail(config, f"another plugin could not write its file: {error}")
+    @pytest.hookimpl(hookwrapper=True)  # adds no frame to tracebacks; inside the terminal's, which is registered later
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, None]:
+        config, ended = session.config, (yield)
+        if suite_key not in config.stash:
+            return
+        if ended.excinfo and issubclass(ended.excinfo[0], OSError):  # pytest would print only this
+            ending.fail(config, f"another plugin could not write its file: {ended.excinfo[1]}")
+            ended.force_result([])
         outputs.write(config, before_others=False)
         ending.settle(session)
-        return returned
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -233,6 +234,9 @@ def tables(
 _UNSET: tuple[object, ...] = (None, "", False, {}, [], ())
 
 
+_UNEVEN = 1.25  # A mean above so many medians is printed: the median is not the time of a loop.
+
+
 def case_facts(result: Result) -> Iterator[tuple[str, str]]:
     """How a case was set up and timed: label and text."""
     parameters = {name: value for name, value in result.parameters.items() if value not in _UNSET}
@@ -243,10 +247,12 @@ def case_facts(result: Result) -> Iterator[tuple[str, str]]:
         times = sorted(measurement.times_s)
         steady = "" if measurement.warmup_steady else "; the warm-up ended before the time per iteration was steady"
         median, least, most = (format_seconds(time_s) for time_s in (measurement.median_s, times[0], times[-1]))
+        mean_s = statistics.fmean(times)
+        mean = f" (mean {format_seconds(mean_s)})" if mean_s > _UNEVEN * measurement.median_s else ""
         yield (
             "timed",
             f"{plural(len(times), 'sample')} of {plural(measurement.iterations, 'iteration')}, {measurement.backend}, "
-            f"{measurement.process} processes: median {median}, {least} to {most}"
+            f"{measurement.process} processes: median {median}{mean}, {least} to {most}"
             f"{f'; disturbed: {reason}' if (reason := disturbance(result)) else ''}{steady}",
         )
     elif result.outcome == "measured":

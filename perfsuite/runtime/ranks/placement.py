@@ -203,6 +203,24 @@ def of_threads() -> set[tuple[str, str]]:
     return found
 
 
+def _of_status(*names: str) -> tuple[str, ...]:
+    """Return lines of the kernel's status file of this process, by their first words."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return tuple(line for line in lines if line.startswith(names))
+
+
+def status() -> tuple[str, ...]:
+    """Return the umask, the blocked and ignored signals, the process group and the session."""
+    return _of_status("Umask:", "SigBlk:", "SigIgn:", "NSpgid:", "NSsid:")
+
+
+def attributes() -> tuple[Any, ...]:
+    """Return attributes of the process in the kernel, and the files that are its standard streams."""
+    attributes = [Path("/proc/self", name).read_text() for name in ("timerslack_ns", "oom_score_adj", "cgroup")]
+    streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    return (*_of_status("THP_enabled", "NoNewPrivs", "Seccomp", "Mems_allowed_list:"), *attributes, *streams)
+
+
 def input_and_memory() -> tuple[int, str]:
     """Return the I/O priority and the NUMA policy of the process."""
     number = {"x86_64": 252, "aarch64": 31}.get(platform.machine())

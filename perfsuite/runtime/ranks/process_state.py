@@ -9,10 +9,12 @@ from __future__ import annotations
 import _thread
 import builtins
 import contextlib
+import ctypes
 import decimal
 import faulthandler
 import gc
 import inspect
+import itertools
 import locale
 import logging
 import multiprocessing
@@ -31,7 +33,6 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -158,19 +159,6 @@ def _put_numpy_random(state: Any) -> None:
     numpy.random.set_state((state[0], numpy.frombuffer(state[1], dtype=numpy.uint32), *state[2:]))
 
 
-def _of_status(*names: str) -> tuple[str, ...]:
-    """Return lines of the kernel's status file of this process, by their first words."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return tuple(line for line in lines if line.startswith(names))
-
-
-def _kernel() -> tuple[Any, ...]:
-    """Return attributes of the process in the kernel, and the files that are its standard streams."""
-    attributes = [Path("/proc/self", name).read_text() for name in ("timerslack_ns", "oom_score_adj", "cgroup")]
-    streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
-    return (*_of_status("THP_enabled", "NoNewPrivs", "Seccomp", "Mems_allowed_list:"), *attributes, *streams)
-
-
 def _hooks() -> tuple[Any, ...]:
     """Return the numbers of global hooks of modules and optimizers and of entered modes and transformations."""
     globals_ = [*vars(torch.nn.modules.module).items(), *vars(optimizer).items()]
@@ -231,23 +219,33 @@ def _forget_compiled(_: int) -> None:
     torch._dynamo.utils.counters.clear()
 
 
-def _watch_for_profilers() -> None:
-    """Make the first start of a profiler restore torch's own function: this change shows that a profiler ran."""
-    profiler: Any = torch.autograd.profiler
-    if not hasattr(profiler, "_run_on_profiler_start"):  # older torch
-        return
-    start = profiler._run_on_profiler_start
+def _restore_when_called(owner: Any, name: str) -> None:
+    """Make the first call of a function restore it: this change shows that it was called."""
+    original = getattr(owner, name, int)  # older torch lacks one, and calls none
 
-    def first_start() -> None:
-        profiler._run_on_profiler_start = start
-        start()
+    def first_call(*arguments: Any, **named: Any) -> None:
+        setattr(owner, name, original)
+        original(*arguments, **named)
 
-    profiler._run_on_profiler_start = first_start
+    setattr(owner, name, first_call)
 
 
-_watch_for_profilers()
+def _variables_of_c() -> list[bytes]:
+    """Return the environment that C code and child processes see, which ``os.putenv`` changes too."""
+    variables: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    return [*itertools.takewhile(bool, variables)]
+
+
+def _contexts() -> list[tuple[Any, ...]]:
+    contexts = (decimal.getcontext(), decimal.DefaultContext)
+    return [(c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp, dict(c.traps)) for c in contexts]
+
+
+_restore_when_called(torch.autograd.profiler, "_run_on_profiler_start")
+_restore_when_called(sys, "addaudithook")
 SETTINGS: tuple[Setting, ...] = (
     Setting(name=PROFILER, read=lambda: operator.attrgetter("_run_on_profiler_start")(torch.autograd.profiler)),
+    Setting(name="audit hooks", read=lambda: sys.addaudithook),
     _function("get_default_dtype", torch.set_default_dtype),
     _function("get_default_device"),
     _function("get_num_threads", torch.set_num_threads),
@@ -312,16 +310,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(name="random numbers of NumPy", read=_numpy_random, put=_put_numpy_random, loads=False),
     Setting(name="settings of NumPy", read=_numpy_settings),
     Setting(
-        name="garbage collector",
-        read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
-        is_recorded=True,
+        name="garbage collector", read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), is_recorded=True
     ),
     Setting(name="callbacks of the garbage collector", read=lambda: tuple(map(id, gc.callbacks))),
-    Setting(name="environment variables", read=lambda: dict(os.environ)),
+    Setting(name="environment variables", read=lambda: (dict(os.environ), _variables_of_c())),
     Setting(name="working directory", read=os.getcwd),
     Setting(name="import path", read=lambda: (frozenset(sys.path), [*sys.meta_path], [*sys.path_hooks]), loads=False),
-    Setting(name="umask and signals", read=lambda: _of_status("Umask:", "SigBlk:", "SigIgn:", "NSpgid:", "NSsid:")),
-    Setting(name="attributes of the process", read=_kernel),
+    Setting(name="umask and signals", read=placement.status),
+    Setting(name="attributes of the process", read=placement.attributes),
     Setting(name="timers", read=lambda: [signal.getitimer(which)[0] > 0 for which in range(3)]),
     Setting(name="signal handlers", read=lambda: {each: signal.getsignal(each) for each in signal.valid_signals()}),
     Setting(name="cores that it may use", read=lambda: tuple(sorted(os.sched_getaffinity(0))), is_recorded=True),
@@ -335,7 +331,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(name="resource limits", read=lambda: [resource.getrlimit(number) for number in range(16)]),
     Setting(name="interpreter", read=_interpreter),
     Setting(name="locale", read=lambda: locale.setlocale(locale.LC_ALL)),
-    Setting(name="decimal context", read=lambda: (decimal.getcontext().prec, decimal.getcontext().rounding)),
+    Setting(name="decimal context", read=_contexts),
+    Setting(
+        name="open files, half of the limit",
+        read=lambda: 2 * len(os.listdir("/proc/self/fd")) > resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    ),
     Setting(
         name="logging", read=lambda: (logging.root.level, logging.root.manager.disable, tuple(logging.root.handlers))
     ),

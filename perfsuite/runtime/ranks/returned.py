@@ -90,6 +90,11 @@ class Iteration:
         if waits:
             self._kind = type(value)
 
+    @property
+    def feeds(self) -> bool:
+        """Whether an inspected iteration gave work to an earlier thread: some later iterations wait for that thread."""
+        return self._started is not None and self._started.feeds
+
     def settled(self) -> Callable[[], Any]:
         """Return the fastest equivalent after the first iterations: the step itself if it returned no handles."""
         if self._kind is None:

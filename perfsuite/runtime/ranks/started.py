@@ -3,7 +3,7 @@
 The samples would not include their work. Three iterations in a row that leave work end the case: a pool or a service
 starts only once. Work for which a later iteration waits is allowed, as data loaders and checkpoints do: the time of
 such a loop is true. A wait for other things, as at a queue, allows work that does not pile up. Items for an earlier
-thread are allowed too, unless they pile up.
+thread or process are allowed too, unless they pile up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _KINDS: tuple[tuple[Any, str, str, Callable[[Any], int]], ...] = (
     (multiprocessing.process.BaseProcess, "start", "join is_alive", lambda _: 0),  # _processes() finds all
     (subprocess.Popen, "__init__", "wait poll", lambda _: 0),
     (queue.Queue, "put", "get", lambda items: items.unfinished_tasks > (n := items.qsize()) and n * (not items.full())),
-    (multiprocessing.queues.Queue, "put", "get", lambda items: len(items._buffer)),  # not yet sent
+    (multiprocessing.queues.Queue, "put", "get", lambda items: items.qsize() * (not items.full())),
+    (multiprocessing.queues.JoinableQueue, "put", "join", lambda items: items.qsize() * (not items.full())),
     (asyncio.BaseEventLoop, "call_soon_threadsafe", "run_until_complete", lambda loop: len(loop._ready)),
     (threading.Event, "", "wait", int),
     (concurrent.futures._base._AcquireFutures, "", "__enter__", int),  # wait() and as_completed()
@@ -49,12 +50,13 @@ _KINDS: tuple[tuple[Any, str, str, Callable[[Any], int]], ...] = (
 a queue are work if others were taken and not marked as done: a thread reads the queue.  A full queue lets the caller
 wait."""
 _QUEUES = (queue.Queue, multiprocessing.queues.Queue)
+_FED = (*_QUEUES, queue.SimpleQueue, asyncio.BaseEventLoop)  # Classes by which work goes to an earlier thread.
 _MAKERS = (("asyncio.base_events", "BaseEventLoop", "create_task"), ("torch.distributed.rpc", "api", "_invoke_rpc"))
 """Functions that return a handle with a method ``done``, by module, owner and name."""
 _POOLS = ("concurrent", "multiprocessing", "asyncio", "torch")
 """Packages whose threads serve futures that are noted themselves."""
 _MOST_IN_A_ROW, _MOST_THAT_GROW = 2, 5
-"""Most iterations in a row that leave work.  After any wait: most that leave more of one class than all before them,
+"""Most iterations in a row that leave work, without any wait; most that leave more of one class than all before them,
 as a loader does that begins several batches ahead."""
 _GRACE_S, _GRACE = 5e-4, 0.05  # Time for a thread to end after it sent its result: seconds, and share of the iteration.
 
@@ -73,8 +75,9 @@ class Started:
         self._began_s = 0.0
         self._in_a_row = 0  # Number of the last iterations that left work.
         # By class: number of iterations that left more than all before them, since one left less than half; the most.
-        self._growing, self._most = Counter[object](), Counter[object]()
+        self._growing, self._most = Counter[type](), Counter[type]()
         self._waited: set[type] = set()  # Classes of handles for which an iteration waited after their own.
+        self.feeds = False  # Whether an iteration gave work to an earlier thread and did not wait for its answer.
 
     def __enter__(self) -> None:
         self._made.clear()
@@ -134,34 +137,38 @@ class Started:
         """Raise InvalidParameter if this iteration and those before it left work."""
         now_s = time.perf_counter()
         until_s = now_s + max(_GRACE_S, _GRACE * (now_s - self._began_s))
-        while (left := self._left()) and time.perf_counter() < until_s:
+        while any(left := self._left()) and time.perf_counter() < until_s:
             time.sleep(_GRACE_S / 10)
+        kinds, processes = left
+        self.feeds |= any(isinstance(handle, _FED) and type(handle) not in self._waited for handle, _ in self._made)
+        self._made += [(items, queue.SimpleQueue.qsize) for items in _read_by_others()]
         self._seen.update({id(handle): (weakref.ref(handle), goes_on) for handle, goes_on in self._made})
         self._made.clear()  # a handle holds the tensors of its work
-        amounts = self._amounts() if left else Counter[object]()
+        amounts = self._amounts()
         for kind in amounts.keys() | self._most.keys():
             amount, most = amounts[kind], self._most[kind]
             self._growing[kind] = self._growing[kind] + (amount > most) if 2 * amount >= most else 0
             self._most[kind] = max(most, amount)
-        self._in_a_row = self._in_a_row + 1 if left else 0
-        growing = max(self._growing.values(), default=0)
-        too_many = growing > _MOST_THAT_GROW if self._waited else self._in_a_row > _MOST_IN_A_ROW
-        if left and too_many:
+        starts = processes or any(not issubclass(kind, _FED) for kind in kinds)
+        self._in_a_row = self._in_a_row + 1 if starts and not self._waited else 0
+        piled = {kind for kind, times in self._growing.items() if times > _MOST_THAT_GROW}
+        if self._in_a_row > _MOST_IN_A_ROW or piled:
+            names = sorted(kind.__name__ for kind in kinds | piled) + processes
             raise InvalidParameter(
-                f"an iteration of {self._name} started work and did not wait for it ({', '.join(left)}): its samples "
+                f"an iteration of {self._name} started work and did not wait for it ({', '.join(names)}): its samples "
                 "would not include that work; wait for it in the iteration or in the next one, or return its handle"
             )
 
-    def _left(self) -> list[str]:
-        """Return the kinds of handles that are not waited for later, and the names of processes, whose work goes on."""
+    def _left(self) -> tuple[set[type], list[str]]:
+        """Return the classes of handles without a later wait, and the names of processes, whose work goes on."""
         kinds = {type(handle) for handle, goes_on in self._made if goes_on(handle)}
-        names = sorted({kind.__name__ for kind in kinds if kind not in self._waited or issubclass(kind, _QUEUES)})
-        return names + [f"process {name}" for name in map(_running, _processes() - self._processes) if name]
+        processes = [f"process {name}" for name in map(_running, _processes() - self._processes) if name]
+        return {kind for kind in kinds if kind not in self._waited or issubclass(kind, _QUEUES)}, processes
 
-    def _amounts(self) -> Counter[object]:
+    def _amounts(self) -> Counter[type]:
         """Return how much work of all noted iterations goes on, by the class of its handle."""
-        amounts: Counter[object] = Counter()
-        amounts["process"] = sum(map(bool, map(_running, _processes())))
+        amounts: Counter[type] = Counter()
+        amounts[subprocess.Popen] = sum(map(bool, map(_running, _processes())))
         for handle, goes_on in self._alive():
             amounts[type(handle)] += goes_on(handle)
         return amounts
@@ -203,6 +210,28 @@ def _start_thread(function: Any, arguments: Any, named: Any = MappingProxyType({
     thread = threading.Thread(target=function, args=arguments, kwargs=named, daemon=True)
     thread.start()
     return thread.ident
+
+
+def _read_by_others() -> list[Any]:
+    """Return the SimpleQueues that other threads hold and do not fill: their class has no methods to replace."""
+    found: list[Any] = []
+    for thread, top in sys._current_frames().items():
+        held, fills, frame = [], False, top if thread != threading.get_ident() else None
+        while frame is not None:
+            values = [*frame.f_locals.values()]
+            values += [each for value in values for each in _attributes(value)]
+            held += [value for value in values if issubclass(type(value), queue.SimpleQueue)]
+            fills |= "put" in frame.f_code.co_names
+            frame = frame.f_back
+        found += [] if fills else held
+    return found
+
+
+def _attributes(value: object) -> list[Any]:
+    try:
+        return [*vars(value).values()]
+    except Exception:  # it has none, or it stands for another object, which may not be there
+        return []
 
 
 def _is_of_a_pool(thread: Any) -> bool:

@@ -3,7 +3,8 @@
 A sample is the mean of k back-to-back iterations between two stamps of the device's clock. A barrier comes before it,
 outside the sample; training steps run without one. A sample lasts at least 100 times the clock's resolution. On a
 device, to which the host queues, it also lasts 20 times a barrier: this limits the error from ranks that leave the
-barrier at different times.
+barrier at different times.  If iterations give work to a thread, as loggers do, it lasts 20 ms and 16 iterations: most
+of them return at once, and a few wait for the thread, so that single iterations would not have the time of the loop.
 
 On a CPU a call returns when its message has arrived, so each call is timed by itself, between barriers. Several calls
 in a row would measure the scheduler: gloo's threads share cores with the ranks. Medians of 1 KiB in a row scatter by a
@@ -37,6 +38,7 @@ from perfsuite.runtime.ranks.yardstick import ControlWork, Doing, Effort, make_c
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20
 _LONGEST_FLOOR_S = 1e-3  # Longest sample that the time of a launch demands.
+_FEEDING_S, _FEEDING = 0.02, 16  # Four turns of Python's lock, and more items than the usual queue of a logger has.
 _STEADY = 0.1  # Largest relative difference of two successive warm-up batches that count as steady.
 _SUSTAINED_SAMPLES = 1000  # Approximate number of samples of a sustained run.
 _LEAST_WARM_S, _SHORT_S = 0.5, 0.01
@@ -137,7 +139,7 @@ class Timer:
         warm = self._warm_up(iteration, iteration.settled)
         run = iteration.settled()
         warmup_s = time.perf_counter() - warmup_started_s
-        iterations = self._choose_iterations(warm)
+        iterations = self._choose_iterations(warm, feeds=self.on_any_rank(iteration.feeds)[0])
         control, flush = self._prepared, self._flush
         if control is None and self._budget.yardstick:
             control = self._make_control(message_bytes, warm.iterations)
@@ -328,12 +330,12 @@ class Timer:
             return self._budget.warmup_min_s
         return _LEAST_WARM_S if self._member.world_size > 1 and iteration_s < _SHORT_S else 0.0
 
-    def _choose_iterations(self, warm: _WarmUp) -> int:
+    def _choose_iterations(self, warm: _WarmUp, *, feeds: bool = False) -> int:
         """Return k, a power of two from shared numbers, the same for similar warm-ups; 1 with a cache flush."""
         budget = self._budget
         if budget.cache_flush:
             return 1
-        floor_s = _CLOCK_MARGIN * warm.clock_s
+        floor_s = max(_CLOCK_MARGIN * warm.clock_s, _FEEDING_S if feeds else 0.0)
         if self._clock.queues:  # the device has passed the first stamp before the first kernel reaches it
             floor_s = max(floor_s, min(_CLOCK_MARGIN * warm.launch_s, _LONGEST_FLOOR_S))
             if self._aligned and self._member.world_size > 1:
@@ -342,7 +344,8 @@ class Timer:
             floor_s = max(floor_s, budget.sustain_s / _SUSTAINED_SAMPLES)
         length_s = max(budget.max_time_s, budget.sustain_s or 0.0)
         most = max(1, int(length_s / budget.min_rounds / max(warm.iteration_s, 1e-9)))
-        least = max(1, math.ceil(floor_s / max(warm.iteration_s, 1e-9)))
+        feeding = _FEEDING if feeds and warm.iteration_s < _FEEDING_S else 1
+        least = max(feeding, math.ceil(floor_s / max(warm.iteration_s, 1e-9)))
         return min(1 << (least - 1).bit_length(), 1 << (most.bit_length() - 1))
 
     def _make_flush(self) -> Callable[[], None]:
