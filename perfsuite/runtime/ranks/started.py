@@ -50,6 +50,7 @@ _KINDS: tuple[tuple[Any, str, str, Callable[[Any], int]], ...] = (
 a queue are work if others were taken and not marked as done: a thread reads the queue.  A full queue lets the caller
 wait."""
 _QUEUES = (queue.Queue, multiprocessing.queues.Queue)
+_length = queue.SimpleQueue.qsize
 _FED = (*_QUEUES, queue.SimpleQueue, asyncio.BaseEventLoop)  # Classes by which work goes to an earlier thread.
 _MAKERS = (("asyncio.base_events", "BaseEventLoop", "create_task"), ("torch.distributed.rpc", "api", "_invoke_rpc"))
 """Functions that return a handle with a method ``done``, by module, owner and name."""
@@ -137,11 +138,12 @@ class Started:
         """Raise InvalidParameter if this iteration and those before it left work."""
         now_s = time.perf_counter()
         until_s = now_s + max(_GRACE_S, _GRACE * (now_s - self._began_s))
-        while any(left := self._left()) and time.perf_counter() < until_s:
+        read = _read_by_others()
+        while (any(left := self._left()) or any(map(_length, read))) and time.perf_counter() < until_s:
             time.sleep(_GRACE_S / 10)
         kinds, processes = left
         self.feeds |= any(isinstance(handle, _FED) and type(handle) not in self._waited for handle, _ in self._made)
-        self._made += [(items, queue.SimpleQueue.qsize) for items in _read_by_others()]
+        self._made += [(items, _length) for items in read]
         self._seen.update({id(handle): (weakref.ref(handle), goes_on) for handle, goes_on in self._made})
         self._made.clear()  # a handle holds the tensors of its work
         amounts = self._amounts()
