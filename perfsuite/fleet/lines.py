@@ -15,7 +15,7 @@ from perfsuite.base.units import format_bytes, percent, plural, significant
 from perfsuite.expectations.judge import AnswerLine, Expected
 from perfsuite.fleet.nodes import Fleet, FleetQuantity
 from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
-from perfsuite.fleet.standing import NodeStanding, Standings
+from perfsuite.fleet.standing import NodeStanding, Standing, Standings
 
 _NAMED = 6  # Most absent nodes and quantities in one line.
 _SLOW = 3  # Most quantities in the line of a slow device.
@@ -85,10 +85,9 @@ def _population_lines(standings: Standings) -> Iterator[str]:
 
 
 def _judged(standings: Standings, fleet: Fleet) -> str:
-    asked = {entry.question for runs in fleet.nodes.values() for entry in runs[0].expected}
-    by_row = {
-        entry.question for runs in fleet.nodes.values() for entry in runs[0].expected if entry.verdict != "not judged"
-    }
+    entries = [entry for runs in fleet.nodes.values() for entry in runs[0].expected]
+    asked = {entry.question for entry in entries}
+    by_row = {entry.question for entry in entries if entry.verdict != "not judged"}
     within = [one for one in standings.judgements if one.is_judged]
     smallest: dict[str, float] = {}
     for one in within:
@@ -143,14 +142,8 @@ def _figure(entry: Expected) -> str:
 def _why(standings: Standings) -> str:
     counts = Counter(node.standing for node in standings.nodes.values())
     counts["absent"] += standings.missing_count
-    words = {
-        "absent": "absent",
-        "below": "below expectation",
-        "slow": "slow",
-        "incomplete": "incomplete",
-        "not judged": "not judged",
-    }
-    parts = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]  # type: ignore[index]
+    bad: tuple[Standing, ...] = ("absent", "below", "slow", "incomplete", "not judged")
+    parts = [f"{counts[name]} {name}{' expectation' * (name == 'below')}" for name in bad if counts[name]]
     parts += [f"{plural(len(standings.alike), 'question')} below expectation on all nodes"] * bool(standings.alike)
     parts += [f"{plural(len({group for group, *_ in standings.groups}), 'group')} slow"] * bool(standings.groups)
     parts += [f"{plural(len(standings.links), 'link')} slow"] * bool(standings.links)

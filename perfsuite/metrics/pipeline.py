@@ -40,9 +40,6 @@ class RankPhases:
     warm_up_s: float  # From the step's start to the start of the rank's first backward.
     steady_s: float  # From there to the end of its last forward; 0 where all forwards come first.
     cool_down_s: float  # The rest.
-    warm_up_idle_s: float  # Seconds of the warm-up in which the rank was not busy.
-    steady_idle_s: float
-    cool_down_idle_s: float
 
 
 def _compute_by_rank(timeline: Timeline) -> list[list[TimelineEvent]]:
@@ -110,26 +107,14 @@ def phases(timeline: Timeline) -> tuple[RankPhases, ...]:
     """Warm-up, steady state and cool-down of every rank that computes, as the ranks' own actions divide the step."""
     by_rank = _compute_by_rank(timeline)
     first, last = _bounds(by_rank)
-    return tuple(_rank_phases(rank, events, first, last) for rank, events in enumerate(by_rank) if events)
-
-
-def _rank_phases(rank: int, events: Sequence[TimelineEvent], first: float, last: float) -> RankPhases:
-    turn = min((event.start_s for event in events if event.kind != "forward"), default=last)
-    end = max((event.end_s for event in events if event.kind == "forward"), default=first)
-    drain = max(turn, end)
-
-    def idle(begin: float, until: float) -> float:
-        return until - begin - sum(max(0, min(event.end_s, until) - max(event.start_s, begin)) for event in events)
-
-    return RankPhases(
-        rank=rank,
-        warm_up_s=turn - first,
-        steady_s=drain - turn,
-        cool_down_s=last - drain,
-        warm_up_idle_s=idle(first, turn),
-        steady_idle_s=idle(turn, drain),
-        cool_down_idle_s=idle(drain, last),
-    )
+    found = []
+    for rank, events in enumerate(by_rank):
+        if events:
+            turn = min((event.start_s for event in events if event.kind != "forward"), default=last)
+            drain = max([turn, *(event.end_s for event in events if event.kind == "forward")])
+            spent = {"warm_up_s": turn - first, "steady_s": drain - turn, "cool_down_s": last - drain}
+            found.append(RankPhases(rank=rank, **spent))
+    return tuple(found)
 
 
 def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
@@ -148,25 +133,6 @@ def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
             elif event.kind in ENDS_HOLDING:
                 stages_held[event.micro_batch] -= 1
                 in_flight -= stages_held[event.micro_batch] == 0
-        peaks.append(peak)
-    return tuple(peaks)
-
-
-def peak_activations(timeline: Timeline, stage_sizes: Sequence[float] | None = None) -> tuple[float, ...]:
-    """The most activations that a rank holds at one time, by rank.  ``stage_sizes`` are the bytes (or any unit) that
-    one micro-batch leaves behind in each stage; without them every stage counts 1.
-    """
-    peaks = []
-    for events in _compute_by_rank(timeline):
-        peak: float = 0
-        held: float = 0
-        for event in sorted(events, key=lambda event: event.start_s):
-            size = 1 if stage_sizes is None else stage_sizes[event.stage]
-            if event.kind == "forward":
-                held += size
-                peak = max(peak, held)
-            elif event.kind in ENDS_HOLDING:
-                held -= size
         peaks.append(peak)
     return tuple(peaks)
 

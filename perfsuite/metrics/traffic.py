@@ -28,7 +28,7 @@ def _of_layer(measurement: Measurement, part: str) -> MetricValue | None:
 
 
 def _time(part: str) -> Compute:
-    replayed = recorded({"compute": "compute_s", "communication": "communication_s"}[part], _NOT_RUN)
+    replayed = recorded(f"{part}_s", _NOT_RUN)
 
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         return _of_layer(measurement, part) or replayed(work, measurement, peaks)
