@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import gib
-from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, recorded, unknown
+from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 from perfsuite.record.step import Timeline, TimelineEvent
 
@@ -146,36 +147,34 @@ def impossible_bubble(measured: float, simulated: float) -> bool:
     return measured < simulated - SIMULATION_TOLERANCE
 
 
-def _of_timeline(formula: Callable[[Timeline], float]) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        if measurement.timeline is None:
-            return unknown(_NO_TIMELINE)
-        return MetricValue(value=formula(measurement.timeline))
+def _of_timeline(
+    work: Work, measurement: Measurement, peaks: Peaks, *, formula: Callable[[Timeline], float]
+) -> MetricValue:
+    if measurement.timeline is None:
+        return unknown(_NO_TIMELINE)
+    return MetricValue(value=formula(measurement.timeline))
 
-    return compute
 
-
-def _percent_of_step(phase: str) -> Callable[[Timeline], float]:
-    def formula(timeline: Timeline) -> float:
-        first, last = step_bounds_s(timeline)
-        took_s = [getattr(rank_phases, phase) for rank_phases in phases(timeline)]
-        return float(100 * sum(took_s) / len(took_s) / (last - first))
-
-    return formula
+def _percent_of_step(timeline: Timeline, *, phase: str) -> float:
+    first, last = step_bounds_s(timeline)
+    took_s = [getattr(rank_phases, phase) for rank_phases in phases(timeline)]
+    return float(100 * sum(took_s) / len(took_s) / (last - first))
 
 
 _NO_TIMELINE = "no timeline of a pipeline was recorded"
 _NO_SIMULATION = "no timeline of a schedule in the catalogue was recorded"
 
 METRICS = (
-    MetricSpec("bubble_ratio", "ratio", "lower", "idle / (p x T)", _of_timeline(bubble_ratio), deterministic=True,
-               tolerance=0.01, absolute_floor=0.01,
+    MetricSpec("bubble_ratio", "ratio", "lower", "idle / (p x T)", partial(_of_timeline, formula=bubble_ratio),
+               deterministic=True, tolerance=0.01, absolute_floor=0.01,
                doc="Share of all ranks' time in which they are not busy with a forward or backward, 0 to 1."),
-    MetricSpec("bubble_to_ideal_ratio", "ratio", "lower", "idle / busy", _of_timeline(bubble_to_ideal), observed=True,
+    MetricSpec("bubble_to_ideal_ratio", "ratio", "lower", "idle / busy",
+               partial(_of_timeline, formula=bubble_to_ideal), observed=True,
                doc="Idle time over busy time of all ranks: the extra over a pipeline without bubble, (p - 1) / m "
                    "for 1F1B."),
     MetricSpec("in_flight_micro_batches", "micro_batches", "lower", "forward begun, backward not ended",
-               _of_timeline(lambda timeline: max(in_flight_micro_batches(timeline))), deterministic=True, observed=True,
+               partial(_of_timeline, formula=lambda timeline: max(in_flight_micro_batches(timeline))),
+               deterministic=True, observed=True,
                doc="The most micro-batches of which any rank holds activations at one time."),
     MetricSpec("median_bubble_ratio", "ratio", "lower", "idle / (p x T), median over steps",
                recorded("bubble_ratio_median", _NO_TIMELINE), observed=True,
@@ -189,8 +188,8 @@ METRICS = (
                doc="bubble_ratio that the schedule would have with the same work spread evenly over the stages."),
     *(
         MetricSpec(f"{name}_percent", "percent", "neither", "mean over ranks",
-                   _of_timeline(_percent_of_step(f"{name}_s")), observed=True, headline=False,
-                   doc=doc)
+                   partial(_of_timeline, formula=partial(_percent_of_step, phase=f"{name}_s")),
+                   observed=True, headline=False, doc=doc)
         for name, doc in (
             ("warm_up", "Share of the step from its start to a rank's first backward."),
             ("steady", "Share of the step from a rank's first backward to its last forward."),
