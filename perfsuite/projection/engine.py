@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import NamedTuple
 
 from perfsuite.projection.architecture import Architecture
@@ -18,6 +17,7 @@ from perfsuite.projection.kernels import NONE, KernelTimes, Links, Seconds
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.stages import Priced, StagePrices, Stages
+from perfsuite.statistics.robust import expected_maximum
 
 _SPREAD_OF = 8
 """A calibrated step already contains the wait for the slowest of this many ranks."""
@@ -190,15 +190,6 @@ def _last_bucket(gradient_bytes: float, bucket_bytes: float) -> float:
     if not bucket_bytes or not gradient_bytes:
         return 0.0
     return ((gradient_bytes % bucket_bytes) or bucket_bytes) / gradient_bytes
-
-
-def expected_maximum(count: int) -> float:
-    """Return the expected maximum of ``count`` standard normal numbers, by Blom's approximation.
-
-    >>> round(expected_maximum(8), 2), round(expected_maximum(2048), 2)
-    (1.43, 3.43)
-    """
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def rank_parameters(model: Architecture, layout: Layout) -> tuple[float, float]:
