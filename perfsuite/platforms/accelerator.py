@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from perfsuite.base.errors import DeviceUnusable
 from perfsuite.base.units import MIB
-from perfsuite.platforms.base import Clock, DeviceCode, facts_of
+from perfsuite.platforms.base import Clock, DeviceCode, measured_facts
 from perfsuite.platforms.detection import family_class, family_names, import_object
 from perfsuite.record.result import ClockFacts
 
@@ -35,7 +36,6 @@ class EventClock(Clock):
     def __init__(self, module: Any, name: str) -> None:
         self._module = module
         self._name = name
-        self._facts: ClockFacts | None = None
 
     def stamp(self) -> object:
         """Return an event in the current stream."""
@@ -53,12 +53,11 @@ class EventClock(Clock):
 
     def facts(self) -> ClockFacts:
         """Measure 200 pairs of events without work between them."""
-        if self._facts is None:
-            pairs = [(self.stamp(), self.stamp()) for _ in range(200)]
-            self._module.synchronize()
-            gaps = [self.elapsed_s(start, end) for start, end in pairs]
-            self._facts = facts_of(self._name, gaps, _EVENT_RESOLUTION_S)
         return self._facts
+
+    @functools.cached_property
+    def _facts(self) -> ClockFacts:
+        return measured_facts(self, self._name, 200, _EVENT_RESOLUTION_S)
 
 
 class Accelerator(DeviceCode):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from perfsuite.base.units import KIB, MIB
 from perfsuite.platforms.accelerator import Attended, AttentionBlock, AttentionKernel
-from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, facts_of
+from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, measured_facts
 from perfsuite.platforms.host import Host, memory_limit
 from perfsuite.platforms.telemetry import Reading, Telemetry, attempt
 from perfsuite.record.result import ClockFacts
@@ -131,9 +131,6 @@ class Cpu(Family):
 class PerfCounterClock(Clock):
     """``time.perf_counter_ns`` with the interface of a device's clock."""
 
-    def __init__(self) -> None:
-        self._facts: ClockFacts | None = None
-
     def stamp(self) -> object:
         """Return the time in nanoseconds since an arbitrary point."""
         return time.perf_counter_ns()
@@ -151,11 +148,11 @@ class PerfCounterClock(Clock):
 
     def facts(self) -> ClockFacts:
         """Measure 2000 pairs of stamps without work between them."""
-        if self._facts is None:
-            pairs = [(self.stamp(), self.stamp()) for _ in range(2000)]
-            gaps = [self.elapsed_s(start, end) for start, end in pairs]
-            self._facts = facts_of("perf_counter", gaps, time.get_clock_info("perf_counter").resolution)
         return self._facts
+
+    @functools.cached_property
+    def _facts(self) -> ClockFacts:
+        return measured_facts(self, "perf_counter", 2000, time.get_clock_info("perf_counter").resolution)
 
 
 class CpuDevice(DeviceCode):
