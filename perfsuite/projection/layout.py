@@ -168,47 +168,34 @@ class Layout:
             raise InvalidParameter(
                 f"layout {self} has {self.world_size} ranks for a world of {world_size}; choose {fitting}"
             )
+        tp, cp, ep, pp = (self.shape.size(axis) for axis in ("tp", "cp", "ep", "pp"))
         if isinstance(model, LanguageModel):
-            tp = self.shape.size("tp")
             model.built_for(tp).check_tensor_parallel(tp)
         elif set(self.shape.names) - {"dp", "dp_replicate", "dp_shard"}:
             raise InvalidParameter(f"model {model.name} is spread along dp only; {self} has other axes")
-        self._check_stages(model)
-        self._check_tokens(model)
-
-    def _check_stages(self, model: Model) -> None:
         if self.stages > model.layers:
             legal = [count for count in range(1, model.layers + 1) if model.layers % count == 0]
             near = sorted(legal, key=lambda count: abs(count - self.stages))[:4]
             raise InvalidParameter(
-                f"{self.stages} stages (pp{self.shape.size('pp')} x {self.stages_per_rank}) for layers={model.layers} "
-                f"of model {model.name}; every stage has a layer: choose {', '.join(map(str, near))} stages"
+                f"{self.stages} stages (pp{pp} x {self.stages_per_rank}) for layers={model.layers} of model "
+                f"{model.name}; every stage has a layer: choose {', '.join(map(str, near))} stages"
             )
         if self.schedule:
-            check_counts(
-                self.schedule,
-                ranks=self.shape.size("pp"),
-                num_micro_batches=self.num_micro_batches,
-                stages_per_rank=self.stages_per_rank,
-            )
-
-    def _check_tokens(self, model: Model) -> None:
-        parts = self.shape.size("cp") * (self.shape.size("tp") if self.sequence_parallel else 1)
-        if model.tokens_per_sample % parts:
+            counts = {"num_micro_batches": self.num_micro_batches, "stages_per_rank": self.stages_per_rank}
+            check_counts(self.schedule, ranks=pp, **counts)
+        if model.tokens_per_sample % (cp * (tp if self.sequence_parallel else 1)):
             raise InvalidParameter(
-                f"cp{self.shape.size('cp')} (and tp under sequence parallelism) does not divide the "
-                f"{model.tokens_per_sample} tokens of a sample; choose a divisor"
+                f"cp{cp} (and tp under sequence parallelism) does not divide the {model.tokens_per_sample} tokens of a "
+                "sample; choose a divisor"
             )
-        if model.experts % self.shape.size("ep"):
+        if model.experts % ep:
+            raise InvalidParameter(f"ep{ep} does not divide the {model.experts} experts of model {model.name}")
+        if model.experts and tp > 1 and not self.sequence_parallel:
             raise InvalidParameter(
-                f"ep{self.shape.size('ep')} does not divide the {model.experts} experts of model {model.name}"
+                f"layout {self} without sequence parallelism would send every row of model {model.name} {tp} times; "
+                "add --sequence-parallel, or leave tp out"
             )
-        if model.experts and self.shape.size("tp") > 1 and not self.sequence_parallel:
-            raise InvalidParameter(
-                f"layout {self} without sequence parallelism would send every row of model {model.name} "
-                f"{self.shape.size('tp')} times; add --sequence-parallel, or leave tp out"
-            )
-        if self.shape.size("ep") > 1 and not model.experts:
+        if ep > 1 and not model.experts:
             raise InvalidParameter(f"model {model.name} has no experts; leave ep out of {self}")
 
 

@@ -99,11 +99,14 @@ def project(
         seconds=step_time.seconds + sum(seconds for _, _, seconds in beside), parts=(*step_time.parts, *beside)
     )
     flags, lower_bound = _flags(job, calibration, projector, step_time, memory)
+    tested = max(calibration.largest_world, job.devices_per_node)  # up to these devices nothing is extrapolated
+    if calibration.regime == "platform row only":
+        tested = LARGEST_TESTED
     band = find_band(
         calibration.regime,
         kind=(job.device.name, job.training.dtype, calibration.software.partition(",")[0], job.architecture.experts),
         nodes=-(-layout.world_size // job.devices_per_node),
-        octaves=math.log2(max(1.0, layout.world_size / _seen(job, calibration))),
+        octaves=math.log2(max(1.0, layout.world_size / tested)),
         doubts=sum(flag.name in WIDENING for flag in flags),
     )
     if not band.low <= 1 <= band.high:
@@ -154,13 +157,6 @@ def _program_parts(
     if memory.ema and bandwidth:
         parts.append(("EMA", "memory", (memory.parameters + 2 * memory.ema) / bandwidth))
     return tuple(parts)
-
-
-def _seen(job: TrainingJob, calibration: Calibration) -> int:
-    """Return the devices up to which nothing is extrapolated: of the calibration, or of its back-test."""
-    if calibration.regime == "platform row only":
-        return LARGEST_TESTED
-    return max(calibration.largest_world, job.devices_per_node)
 
 
 def projector_of(job: TrainingJob, calibration: Calibration) -> Projector:
