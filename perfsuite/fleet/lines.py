@@ -24,7 +24,7 @@ _LABEL = 13
 
 def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterator[AnswerLine]:
     """Yield the screen: nodes, populations, judged quantities, a line per finding, and the verdict."""
-    yield AnswerLine(text=_labelled("fleet", _counted(standings)))
+    yield _line("fleet", _counted(standings))
     yield from (_line("populations", text) for text in _population_lines(standings))
     yield _line("judged", _judged(standings, fleet))
     for text in standings.notes:
@@ -46,17 +46,11 @@ def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterat
         yield _line("", f"and {len(findings) - most} more findings: --json has all", mark="bad")
     good = [node.node for node in standings.nodes.values() if node.passes]
     yield _line("pass", plural(len(good), "node"))
-    yield AnswerLine(
-        text="PASS" if standings.passes else f"FAIL: {_why(standings)}", mark="" if standings.passes else "bad"
-    )
+    yield AnswerLine(text="PASS") if standings.passes else AnswerLine(text=f"FAIL: {_why(standings)}", mark="bad")
 
 
 def _line(label: str, text: str, mark: Any = "") -> AnswerLine:
-    return AnswerLine(text=_labelled(label, text), mark=mark)
-
-
-def _labelled(label: str, text: str) -> str:
-    return f"{label:<{_LABEL}}{printable(text, 1000)}"
+    return AnswerLine(text=f"{label:<{_LABEL}}{printable(text, 1000)}", mark=mark)
 
 
 def _counted(standings: Standings) -> str:
@@ -163,13 +157,9 @@ def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
     def found(case: str, slow: Slow) -> dict[str, Any]:
         node, device = slow.member
         runs = fleet.nodes.get(node, ())
-        return {
-            "case": case,
-            "device": device,
-            "uuid": runs[0].devices.get(device, "") if runs else "",
-            "slower": slow.slower,
-            "deviations": slow.deviations,
-        }
+        uuid = runs[0].devices.get(device, "") if runs else ""
+        figures = {"slower": slow.slower, "deviations": slow.deviations}
+        return {"case": case, "device": device, "uuid": uuid, **figures}
 
     return {
         "passes": standings.passes,

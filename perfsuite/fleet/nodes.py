@@ -289,14 +289,12 @@ def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
 def quantity_of(result: Result, ranks: int) -> FleetQuantity:
     """Return the quantity that a case measures."""
     work, metric = result.work, headline(result)
-    if work.memory_path == "device":
-        kind = "memory"
-    elif work.memory_path:
-        kind = "host link"
+    kind = "compute" if work.flops and not work.samples and not work.tokens else "other"
+    if work.memory_path:
+        kind = "memory" if work.memory_path == "device" else "host link"
     elif work.collective:
         kind = "communication"
-    else:
-        kind = "compute" if work.flops and not work.samples and not work.tokens else "other"
+    name, unit = (metric.name, metric.unit) if metric is not None else ("", "")
     return FleetQuantity(
         case=result.case,
         kind=kind,
@@ -305,8 +303,8 @@ def quantity_of(result: Result, ranks: int) -> FleetQuantity:
         defaults=result.defaults,
         platform=result.platform,
         ranks_per_node=ranks,
-        metric=metric.name if metric is not None else "",
-        unit=metric.unit if metric is not None else "",
+        metric=name,
+        unit=unit,
     )
 
 
