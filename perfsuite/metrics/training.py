@@ -92,12 +92,11 @@ def _exposed(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 
 def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reached = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
+    names = {record.name for record in measurement.records}
     if reached.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
         return unknown("not supported on a cpu: it has no kernels on a clock of their own")
-    if reached.value is None and any(
-        record.name in ("exposed_share", "exposed_without_silent") for record in measurement.records
-    ):
-        lost = any(record.name == "exposed_kernels_lost" for record in measurement.records)
+    if reached.value is None and names & {"exposed_share", "exposed_without_silent"}:
+        lost = "exposed_kernels_lost" in names
         why = "did not see the same kernels in every step" if lost else "saw no kernel of the communication library"
         return unknown(f"unknown: torch's profiler {why}")
     return reached
