@@ -209,7 +209,7 @@ def test_the_warning_names_steal_and_pressure(tmp_path):
     machines.write(tmp_path, {stat: "cpu  100 0 0 890 0 0 0 10 5 0\ncpu0 1 2\n"})
     machines.write(tmp_path, {pressure: "some avg10=12.50 avg60=0.72 avg300=0.29 total=6800466\nfull avg10=0.00\n"})
     before = quiet.read_host_load(host, [os.getpid()])
-    assert quiet.HostLoad(stolen_ticks=10, all_ticks=1000, pressure_percent=12.5) == before
+    assert quiet.HostLoad(ticks=(10, 1000), pressure_percent=12.5) == before
     machines.write(tmp_path, {stat: "cpu  600 0 0 1350 0 0 0 50 9 0\n"})
     after = quiet.read_host_load(host, [os.getpid()])
     assert pytest.approx(0.04) == quiet.steal_share(before, after)

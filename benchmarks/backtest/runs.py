@@ -33,8 +33,10 @@ from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.units import GIB
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.softwares import Fitted, constants_for
-from perfsuite.projection.step import FEWEST_ROWS, kinds_of
+from perfsuite.projection.step import kinds_of
 
+FEWEST_ROWS = 20
+"""Fewest rows for a band of one device and dtype."""
 B200: Mapping[str, float] = MappingProxyType(
     {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}
 )

@@ -191,9 +191,8 @@ def joined(first: Entry, second: Entry, machine_session: Mapping[str, str]) -> E
     reference = references[0]
     if reference != references[-1]:
         reference = first_runs((run for part in references for run in part), machine_session)
-    runs = [*first.kept, *second.kept]
-    if accepted is not None:
-        runs = [run for run in runs if moment(run.time) >= moment(accepted.time)]
+    both = (*first.kept, *second.kept)
+    runs = [run for run in both if accepted is None or moment(run.time) >= moment(accepted.time)]
     return Entry(case=later.case, runs=newest([*reference, *runs]), accepted=accepted, reference=reference)
 
 
@@ -215,7 +214,7 @@ def merge(first: Baseline, second: Baseline) -> Baseline:
     later = max(
         first, second, key=lambda baseline: (baseline.newest_time, sorted(map(str, baseline.commit_info.items())))
     )
-    return dataclasses.replace(later, entries=entries, commit_info=later.commit_info, machine_info=later.machine_info)
+    return dataclasses.replace(later, entries=entries)
 
 
 def hardware_differences(now: Hardware, stored: Hardware) -> tuple[str, ...]:

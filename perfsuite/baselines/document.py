@@ -139,12 +139,9 @@ def _plain_case(entry: Entry, runs: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _plain_run(run: RunSummary, session: str, *, is_reference: bool) -> dict[str, Any]:
-    plain: dict[str, Any] = {"session": session}
-    for name, usual in _RUN_FIELDS.items():
-        value = getattr(run, name)
-        if value != usual:
-            plain["run" if name == "ordinal" else name] = to_json(value)
-    return {**plain, "reference": True} if is_reference else plain
+    values = {name: getattr(run, name) for name, usual in _RUN_FIELDS.items() if getattr(run, name) != usual}
+    plain = {"run" if name == "ordinal" else name: to_json(value) for name, value in values.items()}
+    return {"session": session, **plain, **({"reference": True} if is_reference else {})}
 
 
 def stats_of(medians_s: Sequence[float], *, iterations: int) -> dict[str, Any]:
@@ -292,12 +289,8 @@ def _entry(plain: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) 
     if not runs or len({run.key for run in (*runs, *reference)}) < len(kept) or len(reference) > REFERENCE_MOST:
         most = f"at most {KEPT_RUNS} runs and {REFERENCE_MOST} in its reference"
         raise ValueError(f"{len(kept)} runs, with equal ones or too many; a case has {most}")
-    return Entry(
-        case=case,
-        runs=runs,
-        accepted=None if accepted is None else from_json(Acceptance, accepted),
-        reference=reference,
-    )
+    start = None if accepted is None else from_json(Acceptance, accepted)
+    return Entry(case=case, runs=runs, accepted=start, reference=reference)
 
 
 def _run(plain: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) -> RunSummary:

@@ -163,8 +163,8 @@ class Draft:
         if improved:
             return self._improved(old, new, runs)
         # A suspected slowdown must not change a level that exists.
-        into_reference = not new.suspected or len(old.reference) < CLEAN_RUNS
-        return self._appended(old, new.case, runs, into_reference=into_reference)
+        may_join = not new.suspected or len(old.reference) < CLEAN_RUNS
+        return self._appended(old, new.case, runs, into_reference=may_join)
 
     def _note_disturbed(self, node: str, runs: Sequence[RunSummary]) -> None:
         """Add a note to a case whose clean samples are compared if the newest runs have too few of them."""
@@ -179,11 +179,11 @@ class Draft:
         """Return the entry, with a new epoch if another session of the machine confirms the improvement."""
         node = new.case.node
         shown = confirming(old, runs, new.gains, self.machine_session)
-        if len(by_host(old.reference)) == 1 < len(by_host([*old.reference, *runs])):
-            self.notes[node] = "improved, on another host than that of the stored runs: no new epoch begins"
-            return self._appended(old, new.case, runs, into_reference=False)
-        if not shown:
+        elsewhere = len(by_host(old.reference)) == 1 < len(by_host([*old.reference, *runs]))
+        if elsewhere or not shown:
             self.notes[node] = "improved; a second session of the machine confirms it and begins a new epoch"
+            if elsewhere:
+                self.notes[node] = "improved, on another host than that of the stored runs: no new epoch begins"
             return self._appended(old, new.case, runs, into_reference=False)
         self.notes[node] = "improved in two sessions of the machine: a new epoch begins"
         self.replaced.append(node)
@@ -195,9 +195,7 @@ class Draft:
             reference=first_runs(shown, self.machine_session),
         )
 
-    def _appended(
-        self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary], *, into_reference: bool = True
-    ) -> Entry:
+    def _appended(self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary], *, into_reference: bool) -> Entry:
         """Return the entry with further runs, which join the reference until that is complete."""
         reference = old.reference
         if into_reference and not is_complete(reference, self.machine_session):
@@ -212,13 +210,10 @@ def _stored_key(entries: Mapping[CaseKey, Entry], case: CaseIdentity) -> CaseKey
 
 
 def _unfit(new: NewRuns) -> str:
-    if new.instrumented:
-        return new.instrumented
-    if not new.runs:
-        return "it has no run"
-    if any(run.process == "reused" for run in new.runs):
-        return "its processes were reused; a baseline takes fresh ones"
-    return ""
+    if new.instrumented or not new.runs:
+        return new.instrumented or "it has no run"
+    reused = any(run.process == "reused" for run in new.runs)
+    return "its processes were reused; a baseline takes fresh ones" if reused else ""
 
 
 def _slower(old: Entry | None, new: NewRuns) -> str:
@@ -317,7 +312,7 @@ def suspects_slowdown(verdict: Verdict) -> bool:
 
 
 def _is_suspect(finding: Finding) -> bool:
-    seen = [(level.change, level.interval) for level in (finding.level,) if level is not None]
+    seen = [(finding.level.change, finding.level.interval)] if finding.level is not None else []
     if finding.effect is not None:
         seen.append((finding.effect, finding.interval or (finding.effect, finding.effect)))
     return any(effect > max(finding.tolerance / 2, (high - low) / 4) for effect, (low, high) in seen)

@@ -38,12 +38,10 @@ class HostIdentity:
 
 def host_of(environment: Mapping[str, Any], boot: str = "") -> HostIdentity:
     """Return the identity of the host that an environment describes."""
-    texts = environment.get("devices")
+    texts, name = environment.get("devices"), environment.get("hostname")
     found = (UUID.search(str(text)) for text in (texts if isinstance(texts, (list, tuple)) else ()))
-    name = environment.get("hostname")
-    return HostIdentity(
-        name=name if isinstance(name, str) else "", boot=boot, uuids=frozenset(match[0] for match in found if match)
-    )
+    uuids = frozenset(match[0] for match in found if match)
+    return HostIdentity(name=name if isinstance(name, str) else "", boot=boot, uuids=uuids)
 
 
 def host_numbers(identities: Iterable[HostIdentity]) -> dict[HostIdentity, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,11 +58,6 @@ def load(folder: Path, hardware: Hardware, *, links: bool = False) -> Baseline |
     if not path.exists():
         return None
     baseline = read(path, folder=folder, links=links)
-    _require_same(path, baseline, hardware)
-    return baseline
-
-
-def _require_same(path: Path, baseline: Baseline, hardware: Hardware) -> None:
     stored = baseline.hardware
     if (stored.platform, stored.fingerprint) != (hardware.platform, hardware.fingerprint):
         raise BaselineError(
@@ -74,6 +70,7 @@ def _require_same(path: Path, baseline: Baseline, hardware: Hardware) -> None:
             f"{path}:1: holds {kinds[0]} runs and this session's are {kinds[1]}; "
             "the two are never compared: keep simulated baselines in another folder"
         )
+    return baseline
 
 
 def update(
@@ -128,8 +125,7 @@ def _write(path: Path, baseline: Baseline) -> None:
             f"{path}: a run has a value that JSON cannot hold ({error}); the file was not changed"
         ) from None
     with contextlib.suppress(OSError), open(path, "rb") as file:
-        if file.readline(_HEAD_BYTES).endswith(b"\r\n"):
-            data = data.replace(b"\n", b"\r\n")
+        data = data.replace(b"\n", b"\r\n") if file.readline(_HEAD_BYTES).endswith(b"\r\n") else data
     replace(path, data, MAX_BYTES, "drop cases with perfsuite baselines prune")
 
 
@@ -142,9 +138,7 @@ def merge_files(target: Path, sources: Sequence[Path], *, links: bool = False) -
             parts.insert(0, read(target, links=links))
         if not parts:
             raise BaselineError(f"{target}: no file to merge; give at least one")
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = merge(whole, part)
+        whole = functools.reduce(merge, parts)
         _write(target, whole)
     return whole
 
@@ -243,11 +237,9 @@ def _acquire(side: Path, until: float) -> int:
 def _is_named(descriptor: int, side: Path) -> bool:
     """Return whether ``side`` is still the locked file: its last holder may have removed it."""
     try:
-        named = side.stat()
+        return os.path.samestat(side.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-    held = os.fstat(descriptor)
-    return (named.st_ino, named.st_dev) == (held.st_ino, held.st_dev)
 
 
 def content(path: Path, most_bytes: int, remedy: str) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -48,11 +49,16 @@ def _undecoded(result: Result) -> CaseIdentity:
         node=result.case,
         world_size=result.world_size,
         backend="",
-        parameters=json.loads(json.dumps(to_json(result.parameters), default=str)),
+        parameters=_plain(result.parameters),
         workload=result.workload,
-        defaults=json.loads(json.dumps(to_json(result.defaults), default=str)),
+        defaults=_plain(result.defaults),
         training=result.work.training,
     )
+
+
+def _plain(values: Mapping[str, Any]) -> Any:
+    """Return values as a file has them."""
+    return json.loads(json.dumps(to_json(values), default=str))
 
 
 def changed_settings(before: Result, after: Result, *, glance: bool = False) -> str:
@@ -91,7 +97,7 @@ def summarise(
         disturbance=disturbance,
         commit=commit,
         boot=boot,
-        environment=json.loads(json.dumps(to_json(result.environment), default=str)),
+        environment=_plain(result.environment),
     )
     if result.measurement is None:
         return dataclasses.replace(run, outcome="out_of_memory")
@@ -123,17 +129,18 @@ def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
     all_s = measurement.yardsticks_s
     clean_yardsticks_s = tuple(compress(all_s, is_clean)) if clean_s else all_s
     clean_y, all_y = (sorted(times_s) if all(times_s) else () for times_s in (clean_yardsticks_s, all_s))
-    yardstick, all_yardstick = _logarithm_of(clean_y, statistics.median), _logarithm_of(all_y, statistics.median)
+    p95 = functools.partial(quantile, share=0.95)
+    yardstick, all_yardstick = _logarithm(clean_y, statistics.median), _logarithm(all_y, statistics.median)
     return {
         "quantiles_s": tuple(rounded(quantile(times, share), 4) for share in QUANTILES),
-        "location": _logarithm(statistics.median(clean_s)) if clean_s else None,
-        "mean": _logarithm(statistics.fmean(times)),
-        "clean_mean": _logarithm(statistics.fmean(clean_s)) if clean_s else None,
-        "clean_p95": _logarithm(quantile(clean_s, 0.95)) if clean_s else None,
+        "location": _logarithm(clean_s, statistics.median),
+        "mean": _logarithm(times, statistics.fmean),
+        "clean_mean": _logarithm(clean_s, statistics.fmean),
+        "clean_p95": _logarithm(clean_s, p95),
         "yardstick": yardstick,
         "all_yardstick": all_yardstick if all_yardstick != yardstick else None,
-        "yardstick_mean": _logarithm_of(clean_y, statistics.fmean),
-        "yardstick_p95": _logarithm_of(clean_y, lambda times_s: quantile(times_s, 0.95)),
+        "yardstick_mean": _logarithm(clean_y, statistics.fmean),
+        "yardstick_p95": _logarithm(clean_y, p95),
         "samples": len(times),
         "clean": len(clean_s),
     }
@@ -154,9 +161,5 @@ def disturbance_of(result: Result, after: str) -> str:
     return "; ".join(filter(None, found)) or (TELEMETRY_UNKNOWN if unseen else after)
 
 
-def _logarithm(time_s: float) -> float:
-    return round(math.log(time_s), 5)
-
-
-def _logarithm_of(times_s: Sequence[float], statistic: Callable[[Sequence[float]], float]) -> float | None:
-    return _logarithm(statistic(times_s)) if times_s else None
+def _logarithm(times_s: Sequence[float], statistic: Callable[[Sequence[float]], float]) -> float | None:
+    return round(math.log(statistic(times_s)), 5) if times_s else None

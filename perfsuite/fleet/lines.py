@@ -15,7 +15,7 @@ from perfsuite.base.units import format_bytes, percent, plural, significant
 from perfsuite.expectations.judge import AnswerLine, Expected
 from perfsuite.fleet.nodes import Fleet, FleetQuantity
 from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
-from perfsuite.fleet.standing import NodeStanding, Standings
+from perfsuite.fleet.standing import NodeStanding, Standing, Standings
 
 _NAMED = 6  # Most absent nodes and quantities in one line.
 _SLOW = 3  # Most quantities in the line of a slow device.
@@ -24,7 +24,7 @@ _LABEL = 13
 
 def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterator[AnswerLine]:
     """Yield the screen: nodes, populations, judged quantities, a line per finding, and the verdict."""
-    yield AnswerLine(text=_labelled("fleet", _counted(standings)))
+    yield _line("fleet", _counted(standings))
     yield from (_line("populations", text) for text in _population_lines(standings))
     yield _line("judged", _judged(standings, fleet))
     for text in standings.notes:
@@ -46,17 +46,11 @@ def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterat
         yield _line("", f"and {len(findings) - most} more findings: --json has all", mark="bad")
     good = [node.node for node in standings.nodes.values() if node.passes]
     yield _line("pass", plural(len(good), "node"))
-    yield AnswerLine(
-        text="PASS" if standings.passes else f"FAIL: {_why(standings)}", mark="" if standings.passes else "bad"
-    )
+    yield AnswerLine(text="PASS") if standings.passes else AnswerLine(text=f"FAIL: {_why(standings)}", mark="bad")
 
 
 def _line(label: str, text: str, mark: Any = "") -> AnswerLine:
-    return AnswerLine(text=_labelled(label, text), mark=mark)
-
-
-def _labelled(label: str, text: str) -> str:
-    return f"{label:<{_LABEL}}{printable(text, 1000)}"
+    return AnswerLine(text=f"{label:<{_LABEL}}{printable(text, 1000)}", mark=mark)
 
 
 def _counted(standings: Standings) -> str:
@@ -85,10 +79,9 @@ def _population_lines(standings: Standings) -> Iterator[str]:
 
 
 def _judged(standings: Standings, fleet: Fleet) -> str:
-    asked = {entry.question for runs in fleet.nodes.values() for entry in runs[0].expected}
-    by_row = {
-        entry.question for runs in fleet.nodes.values() for entry in runs[0].expected if entry.verdict != "not judged"
-    }
+    entries = [entry for runs in fleet.nodes.values() for entry in runs[0].expected]
+    asked = {entry.question for entry in entries}
+    by_row = {entry.question for entry in entries if entry.verdict != "not judged"}
     within = [one for one in standings.judgements if one.is_judged]
     smallest: dict[str, float] = {}
     for one in within:
@@ -143,14 +136,8 @@ def _figure(entry: Expected) -> str:
 def _why(standings: Standings) -> str:
     counts = Counter(node.standing for node in standings.nodes.values())
     counts["absent"] += standings.missing_count
-    words = {
-        "absent": "absent",
-        "below": "below expectation",
-        "slow": "slow",
-        "incomplete": "incomplete",
-        "not judged": "not judged",
-    }
-    parts = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]  # type: ignore[index]
+    bad: tuple[Standing, ...] = ("absent", "below", "slow", "incomplete", "not judged")
+    parts = [f"{counts[name]} {name}{' expectation' * (name == 'below')}" for name in bad if counts[name]]
     parts += [f"{plural(len(standings.alike), 'question')} below expectation on all nodes"] * bool(standings.alike)
     parts += [f"{plural(len({group for group, *_ in standings.groups}), 'group')} slow"] * bool(standings.groups)
     parts += [f"{plural(len(standings.links), 'link')} slow"] * bool(standings.links)
@@ -170,13 +157,9 @@ def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
     def found(case: str, slow: Slow) -> dict[str, Any]:
         node, device = slow.member
         runs = fleet.nodes.get(node, ())
-        return {
-            "case": case,
-            "device": device,
-            "uuid": runs[0].devices.get(device, "") if runs else "",
-            "slower": slow.slower,
-            "deviations": slow.deviations,
-        }
+        uuid = runs[0].devices.get(device, "") if runs else ""
+        figures = {"slower": slow.slower, "deviations": slow.deviations}
+        return {"case": case, "device": device, "uuid": uuid, **figures}
 
     return {
         "passes": standings.passes,

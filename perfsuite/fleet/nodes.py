@@ -13,6 +13,7 @@ from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, JournalError
 from perfsuite.base.files import content, why
+from perfsuite.base.text import listed
 from perfsuite.base.units import plural
 from perfsuite.baselines.hosts import UUID, HostIdentity, host_of
 from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
@@ -125,27 +126,19 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
     return Fleet(nodes=nodes, quantities=quantities, pairs=pairs, links=links, notes=tuple(notes))
 
 
-def uuids_of(run: RunRecord) -> frozenset[str]:
-    """Return the known UUIDs of the devices of a run."""
-    measured = [result.measurement for result in run.results.values() if result.measurement is not None]
-    ranks = (rank for measurement in measured for rank in measurement.ranks)
-    return frozenset(rank.identity.uuid for rank in ranks if rank.identity is not None and rank.identity.uuid)
-
-
 def several_hosts(runs: Iterable[RunRecord]) -> tuple[str, ...]:
     """Return the host names of runs of equal hardware on different hosts; empty if it may be one host."""
-    first: RunRecord | None = None
-    for run in runs:
-        if first is None:
-            first = run
-        elif run.fingerprint == first.fingerprint and _identity_of(first).is_other_than(_identity_of(run)):
-            return (first.hostname, run.hostname)
+    read = list(runs)
+    for run in read[1:]:
+        if run.fingerprint == read[0].fingerprint and _identity_of(read[0]).is_other_than(_identity_of(run)):
+            return (read[0].hostname, run.hostname)
     return ()
 
 
 def _identity_of(run: RunRecord) -> HostIdentity:
-    uuids = uuids_of(run) or host_of(run.environment).uuids
-    return HostIdentity(name=run.hostname, boot=run.boot, uuids=uuids)
+    ranks = (rank for result in run.results.values() if result.measurement for rank in result.measurement.ranks)
+    uuids = frozenset(rank.identity.uuid for rank in ranks if rank.identity is not None and rank.identity.uuid)
+    return HostIdentity(name=run.hostname, boot=run.boot, uuids=uuids or host_of(run.environment).uuids)
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -166,11 +159,11 @@ def _runs_of(
     except JournalError as error:
         return [NodeRun(node=_name_of(path), path=path, absent=str(error).removeprefix("journal "))]
     host = record.host or str(record.environment.get("hostname") or "") or _name_of(path)
+    why_not = "" if record.results else "without a result"
     if record.end is None:
         why_not = "interrupted while it was written" if record.truncated else "without end: its run was killed"
+    if why_not:
         return [NodeRun(node=host, path=path, boot=record.boot, absent=f"journal {why_not}")]
-    if not record.results:
-        return [NodeRun(node=host, path=path, boot=record.boot, absent="journal without a result")]
     by_host: dict[str, list[Result]] = defaultdict(list)
     for result in record.results.values():
         hosts = {rank.host for rank in result.measurement.ranks} if result.measurement is not None else {host}
@@ -296,14 +289,12 @@ def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
 def quantity_of(result: Result, ranks: int) -> FleetQuantity:
     """Return the quantity that a case measures."""
     work, metric = result.work, headline(result)
-    if work.memory_path == "device":
-        kind = "memory"
-    elif work.memory_path:
-        kind = "host link"
+    kind = "compute" if work.flops and not work.samples and not work.tokens else "other"
+    if work.memory_path:
+        kind = "memory" if work.memory_path == "device" else "host link"
     elif work.collective:
         kind = "communication"
-    else:
-        kind = "compute" if work.flops and not work.samples and not work.tokens else "other"
+    name, unit = (metric.name, metric.unit) if metric is not None else ("", "")
     return FleetQuantity(
         case=result.case,
         kind=kind,
@@ -312,8 +303,8 @@ def quantity_of(result: Result, ranks: int) -> FleetQuantity:
         defaults=result.defaults,
         platform=result.platform,
         ranks_per_node=ranks,
-        metric=metric.name if metric is not None else "",
-        unit=metric.unit if metric is not None else "",
+        metric=name,
+        unit=unit,
     )
 
 
@@ -323,8 +314,8 @@ def read_names(names_or_count: str) -> list[str] | int:
         if not int(names_or_count):
             raise ConfigurationError("--nodes 0 expects no node; give at least 1")
         return int(names_or_count)
-    names = [line.partition("#")[0].strip() for line in _text(Path(names_or_count), "--nodes").splitlines()]
-    names = [name for name in names if name]
+    lines = _text(Path(names_or_count), "--nodes").splitlines()
+    names = [name for line in lines if (name := line.partition("#")[0].strip())]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(f"--nodes {names_or_count} has {twice[0]} twice; name every node once")
@@ -348,10 +339,8 @@ def read_groups(path: Path, nodes: Iterable[str]) -> dict[str, str]:
             raise ConfigurationError(f"--group {path}, line {number}: {','.join(row)!r:.60} is not node,group")
         if groups.setdefault(cells[0], cells[1]) != cells[1]:
             raise ConfigurationError(f"--group {path}, line {number}: {cells[0]} is in two groups; keep one")
-    lacking = [node for node in nodes if node not in groups]
-    if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        raise ConfigurationError(f"--group {path} lacks {', '.join(lacking[:3])}{more}; add a line node,group for each")
+    if lacking := [node for node in nodes if node not in groups]:
+        raise ConfigurationError(f"--group {path} lacks {listed(lacking, 3)}; add a line node,group for each")
     return groups
 
 

@@ -121,15 +121,14 @@ def compare(
     each = [value for devices in values.values() for name, value in devices.items() if name]
     per_node = {node: median(list(devices.values())) for node, devices in values.items() if devices}
     largest = max((len(devices) for devices in values.values()), default=1)
+    alike = 2 if largest > 1 else 1
     devices = nodes = None
     if len(each) >= FEWEST_DEVICES:
-        devices = level_of(each, prior=prior, independent=len(each) / (2 if largest > 1 else 1))
+        devices = level_of(each, prior=prior, independent=len(each) / alike)
     fewest = FEWEST_NODES_WITH_PRIOR if learned else FEWEST_NODES
     if len(per_node) >= fewest and (largest > 1 or devices is None):
         own_prior = node_prior(prior, largest)
-        nodes = level_of(
-            list(per_node.values()), prior=own_prior, independent=len(per_node) / (2 if largest > 1 else 1)
-        )
+        nodes = level_of([*per_node.values()], prior=own_prior, independent=len(per_node) / alike)
     slow = []
     for node, own in values.items():
         whole = 0.0
@@ -137,8 +136,7 @@ def compare(
             runs = [median(list(run.values())) for run in later.get(node, ()) if run]
             if all(nodes.is_slow(value, AGAIN) for value in runs):
                 whole = nodes.slower(per_node[node])
-                whole_node = Slow(member=(node, ""), slower=whole, deviations=nodes.deviations(per_node[node]))
-                slow.append(whole_node)
+                slow.append(Slow(member=(node, ""), slower=whole, deviations=nodes.deviations(per_node[node])))
         for name, value in own.items():
             if not name or devices is None or not devices.is_slow(value):
                 continue

@@ -125,29 +125,21 @@ def judge_fleet(
         )
         for name in fleet.nodes
     }
-    missing_count = 0
-    if isinstance(expected_nodes, int):
-        missing_count = max(0, expected_nodes - len(fleet.nodes))
-    else:
-        for name in expected_nodes:
-            if name not in nodes:
-                nodes[name] = NodeStanding(node=name, standing="absent", reason="no journal")
-    unexpected = [
-        name
-        for name in fleet.nodes
-        if expected_nodes and not isinstance(expected_nodes, int) and name not in expected_nodes
-    ]
-    notes = [*fleet.notes, *(f"{name} is not among the expected nodes" for name in unexpected)]
+    count, names = (expected_nodes, ()) if isinstance(expected_nodes, int) else (0, expected_nodes)
+    for name in names:
+        if name not in nodes:
+            nodes[name] = NodeStanding(node=name, standing="absent", reason="no journal")
+    unexpected = [name for name in fleet.nodes if names and name not in names]
     return Standings(
         nodes=nodes,
         populations=tuple(populations),
         judgements=tuple(judgements),
-        alike=tuple((entry, below, of) for entry, below, of in alike.values()),
+        alike=tuple(alike.values()),
         groups=tuple(slow_groups),
         links=fleet.links,
         modes=tuple(dict.fromkeys(modes)),
-        missing_count=missing_count,
-        notes=tuple(notes),
+        missing_count=max(0, count - len(fleet.nodes)),
+        notes=(*fleet.notes, *(f"{name} is not among the expected nodes" for name in unexpected)),
     )
 
 
@@ -155,8 +147,7 @@ def _populations(present: Mapping[str, tuple[NodeRun, ...]]) -> list[tuple[Mappi
     by_key: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
     for name, runs in present.items():
         by_key[tuple(sorted(runs[0].key.items()))].append(name)
-    ordered = sorted(by_key.items(), key=lambda item: -len(item[1]))
-    return [(dict(key), tuple(names)) for key, names in ordered]
+    return [(dict(key), tuple(names)) for key, names in sorted(by_key.items(), key=lambda item: -len(item[1]))]
 
 
 def _refuse_mixed_suites(
@@ -183,12 +174,11 @@ def _shared(
     fleet: Fleet, present: Mapping[str, tuple[NodeRun, ...]], members: Sequence[str]
 ) -> Iterator[tuple[FleetQuantity, list[str]]]:
     """Yield every quantity of a population with its nodes; host-bound quantities by equal hardware."""
-    cases = dict.fromkeys(case for name in members for case in present[name][0].times)
-    for case in cases:
-        nodes = [name for name in members if present[name][0].times.get(case)]
+    for case in dict.fromkeys(case for name in members for case in present[name][0].times):
         by_host: dict[str, list[str]] = defaultdict(list)
-        for name in nodes:
-            by_host[present[name][0].fingerprint if fleet.quantities[case].host_bound else ""].append(name)
+        for name in members:
+            if present[name][0].times.get(case):
+                by_host[present[name][0].fingerprint if fleet.quantities[case].host_bound else ""].append(name)
         for alike in by_host.values():
             yield fleet.quantities[case], alike
 
@@ -218,22 +208,15 @@ def _judge(
     slow: list[tuple[str, Slow]] = []
     if groups:
         slow, shifts = _slow_groups(values, groups, prior)
-        values = {
-            node: {name: value - shifts[groups[node]] for name, value in devices.items()}
-            for node, devices in values.items()
-        }
-        again = {
-            node: [{name: value - shifts[groups[node]] for name, value in run.items()} for run in more]
-            for node, more in again.items()
-        }
+
+        def within(node: str, devices: Mapping[str, float]) -> dict[str, float]:
+            return {name: value - shifts[groups[node]] for name, value in devices.items()}
+
+        values = {node: within(node, devices) for node, devices in values.items()}
+        again = {node: [within(node, run) for run in more] for node, more in again.items()}
     outliers, devices, nodes = compare(values, prior=prior, learned=learned is not None, again=again)
     judgement = QuantityJudgement(
-        quantity=quantity,
-        population=population,
-        devices=devices,
-        nodes=nodes,
-        slow=outliers,
-        values=values,
+        quantity=quantity, population=population, devices=devices, nodes=nodes, slow=outliers, values=values
     )
     return judgement, slow
 
@@ -280,9 +263,8 @@ def _alike(present: Mapping[str, tuple[NodeRun, ...]]) -> dict[tuple[str, str], 
                 entries[(entry.case, entry.metric.name)].append(entry)
     found = {}
     for key, judged in entries.items():
-        below = sorted(
-            (entry for entry in judged if entry.verdict == "below"), key=lambda entry: entry.metric.value or 0
-        )
+        below = [entry for entry in judged if entry.verdict == "below"]
+        below.sort(key=lambda entry: entry.metric.value or 0)
         if len(judged) >= FEWEST_ALIKE and len(below) >= ALIKE * len(judged):
             found[key] = (below[len(below) // 2], len(below), len(judged))
     return found
@@ -312,12 +294,8 @@ def _lacking(
             elif lost := sorted(usual - set(run.times)):
                 reason = next((run.missing[case] for case in lost if case in run.missing), "not run")
                 found[name] = f"{len(lost)} of {len(usual)} cases without a result, as {lost[0]}: {reason}"
-    for members in by_platform.values():
-        for name in members:
-            failed = {case: reason for case, reason in present[name][0].missing.items() if reason.startswith("failed")}
-            if failed and name not in found:
-                case, reason = next(iter(failed.items()))
-                found[name] = f"{plural(len(failed), 'case')} failed, as {case}: {reason}"
+            elif failed := [case for case, reason in run.missing.items() if reason.startswith("failed")]:
+                found[name] = f"{plural(len(failed), 'case')} failed, as {failed[0]}: {run.missing[failed[0]]}"
     return found
 
 
@@ -337,20 +315,16 @@ def _standing(
     below = _in_every_run(runs, [entry for entry in entries if entry.verdict == "below"])
     looks = tuple(entry for entry in entries if entry.verdict == "look")
     is_judged = judged or any(entry.verdict in ("pass", "look", "below") for entry in run.expected)
-    standing: Standing = "pass"
-    if below:
-        standing = "below"
-    elif slow:
-        standing = "slow"
-    elif lacking:
-        standing = "incomplete"
-    elif not is_judged:
-        standing = "not judged"
-    elif looks:
-        standing = "look"
+    applies: dict[Standing, object] = {
+        "below": below,
+        "slow": slow,
+        "incomplete": lacking,
+        "not judged": not is_judged,
+        "look": looks,
+    }
     return NodeStanding(
         node=name,
-        standing=standing,
+        standing=next((standing for standing, reason in applies.items() if reason), "pass"),
         slow=tuple(sorted(slow, key=lambda pair: -pair[1].slower)),
         below=below,
         looks=looks,
@@ -361,14 +335,5 @@ def _standing(
 
 def _in_every_run(runs: Sequence[NodeRun], below: Iterable[Expected]) -> tuple[Expected, ...]:
     """Return the entries that are below expectation in all runs of a node that have their case."""
-    kept = []
-    for entry in below:
-        others = [
-            other.verdict == "below"
-            for run in runs[1:]
-            for other in run.expected
-            if (other.case, other.metric.name) == (entry.case, entry.metric.name)
-        ]
-        if all(others):
-            kept.append(entry)
-    return tuple(kept)
+    better = {(entry.case, entry.metric.name) for run in runs[1:] for entry in run.expected if entry.verdict != "below"}
+    return tuple(entry for entry in below if (entry.case, entry.metric.name) not in better)

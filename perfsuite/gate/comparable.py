@@ -48,16 +48,9 @@ def gate_case(
     matches.
     """
     found = find(case, baseline=baseline, hardware=hardware, folder=folder)
-    tolerances = dict(metric_tolerances or {})
+    plain = GateCase(case=case, specs=REGISTRY, tolerance=tolerance, metric_tolerances=dict(metric_tolerances or {}))
     if not isinstance(found, Entry):
-        return GateCase(
-            case=case,
-            specs=REGISTRY,
-            tolerance=tolerance,
-            metric_tolerances=tolerances,
-            refusal="not-comparable" if found else "no-baseline",
-            reasons=found,
-        )
+        return dataclasses.replace(plain, refusal="not-comparable" if found else "no-baseline", reasons=found)
     stored, flags = usable_runs(found, now or datetime.now(timezone.utc))
     # Only runs of different sessions of the machine scatter independently, so those are the sessions of the gate.
     sessions = baseline.machine_session if baseline else {}
@@ -71,15 +64,13 @@ def gate_case(
     before = _nearest([run.environment for run in reference], environment)
     changed = case.changed_metrics(found.case)
     alike = {name: meaning for name, meaning in case.metrics.items() if name not in changed}
-    return GateCase(
+    return dataclasses.replace(
+        plain,
         case=dataclasses.replace(case, metrics=alike),
-        specs=REGISTRY,
         stored_metrics=found.case.metrics,
         changed_metrics=changed,
         stored=reference,
         newest=newest,
-        tolerance=tolerance,
-        metric_tolerances=tolerances,
         refusal=None if stored else "not-comparable",
         reasons=() if stored else flags,
         flags=flags if stored else (),
@@ -121,16 +112,14 @@ def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, f
     """Return the entry of a case, or its differences from the nearest entry on any hardware; empty without one."""
     entries = baseline.by_node.get(case.node, ()) if baseline else ()
     if entries:  # newest last: of equally near ones the newest
-        _, entry = min(enumerate(entries), key=lambda pair: (len(case.differences(pair[1].case)), -pair[0]))
-        differences = case.differences(entry.case)
-        return differences or entry
-    nearest: tuple[str, ...] | None = None
-    for other in _others(folder, hardware):
-        if any(not case.differences(entry.case) for entry in other.by_node.get(case.node, ())):
-            differences = hardware_differences(hardware, other.hardware)
-            reasons = (f"nearest stored hardware is {other.hardware.fingerprint}", *differences)
-            nearest = min(nearest or reasons, reasons, key=len)
-    return nearest or ()
+        entry = min(reversed(entries), key=lambda entry: len(case.differences(entry.case)))
+        return case.differences(entry.case) or entry
+    reasons = (
+        (f"nearest stored hardware is {other.hardware.fingerprint}", *hardware_differences(hardware, other.hardware))
+        for other in _others(folder, hardware)
+        if any(not case.differences(entry.case) for entry in other.by_node.get(case.node, ()))
+    )
+    return min(reasons, key=len, default=())
 
 
 def nearest_hardware(folder: Path, hardware: Hardware) -> str:
@@ -149,8 +138,7 @@ def _others(folder: Path, hardware: Hardware) -> Iterator[Baseline]:
     for path in sorted((folder / hardware.platform).glob("*.json")):
         if path.stem != hardware.fingerprint:
             facts = path.stat()
-            baseline = _read_once(path, facts.st_mtime_ns, facts.st_size)
-            if baseline is not None:
+            if (baseline := _read_once(path, facts.st_mtime_ns, facts.st_size)) is not None:
                 yield baseline
 
 

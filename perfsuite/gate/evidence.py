@@ -76,11 +76,10 @@ class Judged:
 
     def values(self, runs: Sequence[RunSummary], yardstick_shift: float = 0.0) -> list[float]:
         """Return the values of the stable runs; ``yardstick_shift`` is the common shift of the yardsticks today."""
-        values = []
+        values, control = [], self.quantity.control
         for run in runs:
             value = self.quantity.stable_value(run)
             if value is not None:
-                control = self.quantity.control
                 value = self.level.adjusted(value, control.of(run) if control else None, yardstick_shift)
             if value is not None:
                 values.append(value)
@@ -90,10 +89,8 @@ class Judged:
         self, runs: Sequence[RunSummary], yardstick_shift: float = 0.0, control: Moved | None = None
     ) -> Seen | None:
         """Return the quantity in these runs with the movement of its control; None without a stable run."""
-        values = self.values(runs, yardstick_shift)
-        return (
-            Seen(kind=self.quantity.history.kind, level=self.level, values=values, control=control) if values else None
-        )
+        values, kind = self.values(runs, yardstick_shift), self.quantity.history.kind
+        return Seen(kind=kind, level=self.level, values=values, control=control) if values else None
 
     def unrest(self, runs: Sequence[RunSummary]) -> float:
         """Return the spread of the samples inside the stable runs, relative to the usual spread."""
@@ -124,8 +121,8 @@ class CaseWork:
         flags: Sequence[str],
         *,
         settings: GateSettings,
-        learnt: int | None = None,
-        plain_level: Callable[[], Level] | None = None,
+        learnt: int | None,
+        plain_level: Callable[[], Level],
     ) -> None:
         """``judged`` begins with the time; it is empty if nothing can be compared.  ``learnt`` is the number of usable
         stored runs if they are too few to judge. ``plain_level`` returns the level of the time without subtraction of a
@@ -200,13 +197,7 @@ class CaseWork:
     @property
     def is_open(self) -> bool:
         """Whether statistics can decide it: there are comparable stored runs and measured ones."""
-        return (
-            bool(self.judged)
-            and bool(self.screening)
-            and not self.impossible
-            and not self.withdrawn
-            and not self.ran_out
-        )
+        return bool(self.judged and self.screening) and not (self.impossible or self.withdrawn or self.ran_out)
 
     @property
     def ran_out(self) -> bool:
@@ -223,7 +214,7 @@ class CaseWork:
 
     def match(self, run: RunSummary) -> None:
         """Judge the time without its yardstick if this run timed another kind of control than the stored runs."""
-        if not self.judged or not self.time.level.slope or self._plain_level is None or run.outcome != "measured":
+        if not self.judged or not self.time.level.slope or run.outcome != "measured":
             return
         control = self.time.quantity.control
         if control is None or not comparable(control.kind, run.control):
@@ -233,9 +224,8 @@ class CaseWork:
     def _watch_all(self) -> None:
         """Judge all samples too if clearly more of them are disturbed than in the stored runs."""
         stored = self.gate_case.stored
-        if not more_disturbed(stored, self.runs):
-            return
-        quantity = all_samples(self.gate_case.case, stored, self.time.quantity)
+        more = more_disturbed(stored, self.runs)
+        quantity = all_samples(self.gate_case.case, stored, self.time.quantity) if more else None
         if quantity is not None:
             level = levels([quantity.history], min_suite=math.inf, use_yardstick=False)[0]
             self.judged = (*self.judged, Judged(quantity=quantity, level=level))
@@ -273,10 +263,11 @@ def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[Ca
             wanted = gate_case.metric_tolerances
             found, flags = quantities(gate_case.case, gate_case.stored, gate_case.specs, accepted, wanted)
         chosen.append((gate_case, found, flags))
-    enough = [
-        (gate_case.case.node, quantity) for gate_case, found, _ in chosen for quantity in _enough(found, settings)
-    ]
-    judged_of = {(node, quantity.name): quantity for node, quantity in enough}
+    judged_of = {
+        (gate_case.case.node, quantity.name): quantity
+        for gate_case, found, _ in chosen
+        for quantity in _enough(found, settings)
+    }
     fitted = _fitted(judged_of, settings)
 
     @functools.cache

@@ -40,8 +40,7 @@ def verdict(work: CaseWork, view: View) -> Verdict:
         soft_differences=gate_case.soft_differences,
         stored_commit=gate_case.anchor,
     )
-    early = _uncompared(work, blank) or _memory(work, blank)
-    if early is not None:
+    if early := _uncompared(work, blank) or _memory(work, blank):
         return early
     metrics, tolerances = gate_case.case.metrics, gate_case.metric_tolerances
     exact = exact_findings(gate_case.stored, work.runs, metrics, gate_case.specs, tolerances)
@@ -108,9 +107,8 @@ def _unwatched(work: CaseWork, view: View) -> list[str]:
 def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatched: Sequence[str]) -> Verdict:
     ordered = tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.name)))
     worst = ordered[0]
-    reasons = (*blank.reasons, *worst.reasons)
-    if withdrawn and worst.name in ("inconclusive", "unstable-host"):
-        reasons = (*reasons, withdrawn)
+    more = [withdrawn] if withdrawn and worst.name in ("inconclusive", "unstable-host") else []
+    reasons = (*blank.reasons, *worst.reasons, *more)
     fails = worst.name in FAILING
     shown = [finding for finding in ordered if finding.name in FAILING] if fails else ordered
     uncompared = [why for finding in ordered[1:] if finding.effect is None for why in finding.reasons]
@@ -120,14 +118,14 @@ def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatche
 
 
 def _run_flags(work: CaseWork) -> list[str]:
-    flags = []
-    if work.gate_case.stored and any(run.process == "reused" for run in work.runs):
-        flags.append("processes were reused; stored runs had fresh ones")
-    if any(run.disturbance == TELEMETRY_UNKNOWN for run in work.runs):
-        flags.append("telemetry unknown: throttling would not be seen")
-    if work.judged and not work.time.quantity.clean_only:
-        flags.append("no clean samples: all samples are compared")
-    return flags
+    reused = work.gate_case.stored and any(run.process == "reused" for run in work.runs)
+    unseen = any(run.disturbance == TELEMETRY_UNKNOWN for run in work.runs)
+    flags = {
+        "processes were reused; stored runs had fresh ones": reused,
+        "telemetry unknown: throttling would not be seen": unseen,
+        "no clean samples: all samples are compared": work.judged and not work.time.quantity.clean_only,
+    }
+    return [flag for flag, applies in flags.items() if applies]
 
 
 def _uncompared(work: CaseWork, blank: Verdict) -> Verdict | None:
@@ -154,14 +152,8 @@ def _memory(work: CaseWork, blank: Verdict) -> Verdict | None:
         name, why = "improved", "it fits into memory now; the stored runs did not"
     elif not work.ran_out:
         return None
-    finding = Finding(
-        quantity="memory",
-        name=name,
-        tolerance=0.0,
-        exact=True,
-        confirmed=True if name == "regressed" else None,
-        reasons=(why,),
-    )
+    shown = True if name == "regressed" else None
+    finding = Finding(quantity="memory", name=name, tolerance=0.0, exact=True, confirmed=shown, reasons=(why,))
     return replace(blank, name=name, findings=(finding,), reasons=(*blank.reasons, why))
 
 
@@ -187,19 +179,15 @@ def uncompared(work: CaseWork) -> Iterator[Finding]:
     """Yield findings for metrics that changed unit or direction, are missing today, or are not above 0."""
     gate_case = work.gate_case
     for name, why in gate_case.changed_metrics.items():
-        accept = "if that is meant: --perf-accept=all --perf-reason=TEXT"
-        yield _undecided(name, f"{why}: not compared; {accept}")
+        yield _undecided(name, f"{why}: not compared; if that is meant: --perf-accept=all --perf-reason=TEXT")
     newest = (gate_case.newest or gate_case.stored)[-1]
     for name, meaning in gate_case.stored_metrics.items():
         if name in gate_case.changed_metrics or not (meaning.own or rule_for(name, meaning, gate_case.specs)):
             continue
         if name in newest.metrics and not any(name in run.metrics for run in work.runs):
             stored = f"{significant(newest.metrics[name])} {meaning.unit}".rstrip()
-            yield _undecided(
-                name,
-                f"{name} was {stored} in the newest stored run and was not recorded now: not compared; if that is "
-                "meant, store runs without it: --perf-update=append",
-            )
+            text = f"{name} was {stored} in the newest stored run and was not recorded now: not compared"
+            yield _undecided(name, f"{text}; if that is meant, store runs without it: --perf-update=append")
     for name, meaning in gate_case.case.metrics.items():
         if meaning.own and not meaning.own.exact and meaning.better != "neither":
             yield from _not_above_zero(work, name, meaning)
@@ -229,8 +217,8 @@ def _not_above_zero(work: CaseWork, name: str, meaning: MetricMeaning) -> Iterat
         return
     apart = min(then) - max(now) if higher else min(now) - max(then)
     if min(then) > 0 or apart > max(then) - min(then):
-        why = f"{values}: values of 0 and below have no relative change; exact=True and floor= judge it"
-        yield _undecided(name, why)
+        text = "values of 0 and below have no relative change; exact=True and floor= judge it"
+        yield _undecided(name, f"{values}: {text}")
 
 
 def _undecided(name: str, why: str) -> Finding:
@@ -239,15 +227,13 @@ def _undecided(name: str, why: str) -> Finding:
 
 def unjudged(work: CaseWork, needed: int) -> Iterator[str]:
     """Yield a flag for each own metric that is not judged; a comparison needs ``needed`` stored runs."""
-    for name, meaning in work.gate_case.case.metrics.items():
-        own = meaning.own
-        if own is None:
-            continue
+    own_metrics = {name: meaning.own for name, meaning in work.gate_case.case.metrics.items() if meaning.own}
+    for name, own in own_metrics.items():
         then = [run.metrics[name] for run in work.gate_case.stored if name in run.metrics]
         if own.better == "neither" and not own.exact:
             yield f"{name} is not judged: it has no better direction; give better='lower' or 'higher'"
-        elif len(then) < (1 if own.exact else needed):
-            total = plural(1 if own.exact else needed, "stored run")
+        elif len(then) < (least := 1 if own.exact else needed):
+            total = plural(least, "stored run")
             yield f"{name} is not judged yet: {len(then)} of the {total} that a comparison needs have it"
         elif not own.exact and min(then) <= 0:
             yield f"{name} is judged by its range alone: a stored value is 0 or below; exact=True and floor= judge it"
@@ -336,14 +322,12 @@ def _hidden(
 def _control_lines(
     shift: SuiteShift, base: Compared | None, anchor: Compared | None, anchor_commit: str, no_anchor: str
 ) -> list[str]:
-    lines = []
-    control = shift.control
-    if control is None:
-        lines.append("no yardstick was timed on the host")
-    elif control.amount is None:
-        lines.append(f"no yardstick resembles most of these cases ({control.why})")
-    else:
-        lines.append(f"yardsticks moved by {percent(math.expm1(control.amount), signed=True)} ({control.why})")
+    lines, control = ["no yardstick was timed on the host"], shift.control
+    if control is not None:
+        moved = "no yardstick resembles most of these cases"
+        if control.amount is not None:
+            moved = f"yardsticks moved by {percent(math.expm1(control.amount), signed=True)}"
+        lines = [f"{moved} ({control.why})"]
     if base is not None:
         lines.append(f"against the base {_compared_text(base)}")
     if anchor is not None:
@@ -359,14 +343,11 @@ def _compared_text(compared_with: Compared) -> str:
 
 def banner(view: View) -> tuple[str, ...]:
     """Return remarks about the session, apart from the verdict on the suite."""
-    lines = []
-    shift = view.today.shift
+    lines, shift = [], view.today.shift
     if abs(shift) > math.log1p(view.settings.tolerance):
-        word = "slower" if shift > 0 else "faster"
-        lines.append(
-            f"the whole suite is {percent(abs(math.expm1(shift)))} {word} than its baseline; "
-            "this is subtracted from every case before it is judged"
-        )
+        change = f"{percent(abs(math.expm1(shift)))} {'slower' if shift > 0 else 'faster'}"
+        subtracted = "this is subtracted from every case before it is judged"
+        lines.append(f"the whole suite is {change} than its baseline; {subtracted}")
     if view.shares.usual > NOISY:
         lines.append(f"the host is {math.sqrt(view.shares.usual):.2g} times as noisy as when the baseline was taken")
     return tuple(lines)

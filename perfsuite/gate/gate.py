@@ -135,17 +135,15 @@ class Gate:
             return []
         open_works, view = self._open(node), self._look()
         screening: Wanted = {"run": _screening(open_works, view)}
-        if spending is None or spending.keeping(1 - SCREENING_SHARE).affords(screening):
-            now = screening["run"]
-        else:
-            now = spending.keeping(1 - SCREENING_SHARE).cheapest(screening)
+        now, first = screening["run"], spending and spending.keeping(1 - SCREENING_SHARE)
+        if first is not None and not first.affords(screening):
+            now = first.cheapest(screening)
         if any(now.values()):
             return round_robin(now, "run", "screening")
         if self._frozen is None and not self.settings.in_place:
             self._frozen = view.today
             self._frozen_beside = {name: today for name, (today, _) in view.beside.items()}
-        requests = self._probe_requests(open_works, view, spending)
-        if requests:
+        if requests := self._probe_requests(open_works, view, spending):
             return requests
         view = dataclasses.replace(view, today=self._frozen or view.today)
         for work in open_works:

@@ -48,12 +48,6 @@ class Subject:
     network: Peak | None  # GB/s per direction of a whole host's network, for results of several hosts.
     base: Result | None = None  # The same case on the smallest number of ranks; None if it was not measured.
 
-    def metric(self, name: str) -> Metric | None:
-        """Return the metric of this name; None without a value."""
-        return next(
-            (metric for metric in self.result.metrics if metric.name == name and metric.value is not None), None
-        )
-
 
 def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
     """Return every rule that a result breaks; ``peaks`` are of the device and ``network`` of a host, if known."""
@@ -96,17 +90,18 @@ def _times(subject: Subject) -> Iterator[Violation]:
 def _above_peak(subject: Subject) -> Iterator[Violation]:
     for metric in subject.result.metrics:
         peak = metric.peak
-        if metric.value is None or peak is None or peak.kind != "published" or metric.name.startswith("busbw"):
+        if metric.value is None or peak is None or peak.kind != "published":
             continue
-        if metric.unit == "percent":
-            continue  # a utilisation has another rule
+        if metric.name.startswith("busbw") or metric.unit == "percent":
+            continue  # a link and a utilisation have other rules
         if metric.value > peak.value * (1 + PEAK_SLACK):
             text = f"{metric.name} {metric.value:.4g} is above the peak {peak.value:.4g} {peak.unit} ({peak.source})"
             yield Violation(rule="above-peak", message=text)
 
 
 def _above_link(subject: Subject) -> Iterator[Violation]:
-    metric, measurement = subject.metric("busbw_gb_per_s"), subject.result.measurement
+    metric = next((metric for metric in subject.result.metrics if metric.name == "busbw_gb_per_s"), None)
+    measurement = subject.result.measurement
     if metric is None or metric.value is None or measurement is None:
         return
     of_ranks = [rank.host for rank in sorted(measurement.ranks, key=lambda rank: rank.rank)]
@@ -146,14 +141,15 @@ def _is_published(subject: Subject, metric: Metric) -> bool:
 
 def _throughput_times_latency(subject: Subject) -> Iterator[Violation]:
     measurement, work = subject.result.measurement, subject.result.work
+    if measurement is None:
+        return
     for field, amount in (("samples", work.samples), ("tokens", work.tokens)):
-        for suffix, share in (("", 1), ("_per_device", devices_used(measurement) if measurement else 1)):
-            metric = subject.metric(f"{field}_per_s{suffix}")
-            if metric is None or metric.value is None or not amount or measurement is None:
-                continue
-            done = metric.value * share * measurement.median_s
-            if abs(done - amount) > WORK_SLACK * amount:
-                text = f"{metric.name} {metric.value:.4g} times {measurement.median_s:.4g} s is {done:.4g} {field}"
+        for suffix, share in (("", 1), ("_per_device", devices_used(measurement))):
+            name = f"{field}_per_s{suffix}"
+            value = subject.result.values.get(name)
+            done = amount if value is None else value * share * measurement.median_s
+            if amount and abs(done - amount) > WORK_SLACK * amount:
+                text = f"{name} {value:.4g} times {measurement.median_s:.4g} s is {done:.4g} {field}"
                 yield Violation(rule="throughput-latency", message=f"{text}, not {amount:.4g}")
 
 
@@ -161,34 +157,29 @@ def _parts(subject: Subject) -> Iterator[Violation]:
     measurement = subject.result.measurement
     if measurement is None or not measurement.spans:
         return
-    step_s, broken = measurement.median_s, False
+    step_s, broken = measurement.median_s, []
     for span in measurement.spans:
         if span.time_s < -SPAN_SLACK * step_s:
-            broken = True
-            text = f"the {span.name} of the step is {span.time_s:.4g} s: its parts are longer than the step"
-            yield Violation(rule="parts", message=text)
+            broken.append(f"the {span.name} of the step is {span.time_s:.4g} s: its parts are longer than the step")
         elif span.count <= 1 and span.time_s > step_s * (1 + SPAN_SLACK):
-            broken = True
-            text = f"{span.name} takes {span.time_s:.4g} s of a step of {step_s:.4g} s"
-            yield Violation(rule="parts", message=text)
+            broken.append(f"{span.name} takes {span.time_s:.4g} s of a step of {step_s:.4g} s")
     whole_s = sum(span.time_s for span in measurement.spans)
     complete = any(span.name == _REMAINDER for span in measurement.spans)
     if complete and not broken and whole_s < step_s * (1 - SUM_SLACK):
-        text = f"the parts and their remainder sum to {whole_s:.4g} s of a step of {step_s:.4g} s"
-        yield Violation(rule="parts", message=text)
+        broken = [f"the parts and their remainder sum to {whole_s:.4g} s of a step of {step_s:.4g} s"]
+    yield from (Violation(rule="parts", message=text) for text in broken)
 
 
 def _bubble(subject: Subject) -> Iterator[Violation]:
-    metric = subject.metric("bubble_ratio")
-    if metric is None or metric.value is None:
+    value, measurement = subject.result.values.get("bubble_ratio"), subject.result.measurement
+    if value is None:
         return
-    if not 0 <= metric.value < 1:
-        yield Violation(rule="bubble", message=f"bubble_ratio {metric.value:.4g} is not between 0 and 1")
+    if not 0 <= value < 1:
+        yield Violation(rule="bubble", message=f"bubble_ratio {value:.4g} is not between 0 and 1")
         return
-    timeline = subject.result.measurement.timeline if subject.result.measurement else None
-    bound = bubble_bound(timeline) if timeline else None
-    if bound is not None and impossible_bubble(metric.value, bound):
-        text = f"bubble_ratio {metric.value:.4g} is below {bound:.4g}, the least with the durations of its actions"
+    bound = bubble_bound(measurement.timeline) if measurement and measurement.timeline else None
+    if bound is not None and impossible_bubble(value, bound):
+        text = f"bubble_ratio {value:.4g} is below {bound:.4g}, the least with the durations of its actions"
         yield Violation(rule="bubble", message=text)
 
 
@@ -212,11 +203,8 @@ def _constant(subject: Subject) -> Iterator[Violation]:
 
 
 def _memory(subject: Subject) -> Iterator[Violation]:
-    values = (
-        {record.name: record.value for record in subject.result.measurement.records}
-        if subject.result.measurement
-        else {}
-    )
+    records = subject.result.measurement.records if subject.result.measurement else ()
+    values = {record.name: record.value for record in records}
     short = values.get("parts_beyond_peak_bytes", 0.0)  # the largest of all ranks
     if short > 0:
         parts, peak = values.get("parts_at_once_bytes", math.nan), values.get("peak_bytes", math.nan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -82,11 +82,8 @@ class Quantity:
         """Return the value of a comparable run: undisturbed, and with enough clean samples if that is usual."""
         if run.outcome != "measured" or run.is_disturbed or (self.clean_only and not run.has_clean):
             return None
-        if self.is_held_back(run):
-            return None
-        if run.cpu_share < DISTURBED_CPU_SHARE and self.usual_cpu_share >= 0.995:
-            return None
-        return self.value(run)
+        shared = run.cpu_share < DISTURBED_CPU_SHARE and self.usual_cpu_share >= 0.995
+        return None if shared or self.is_held_back(run) else self.value(run)
 
     def is_held_back(self, run: RunSummary) -> bool:
         """Return whether the CPU quota throttled a run, but not most of the stored ones."""
@@ -125,8 +122,7 @@ def quantities(
     for name, wanted in sorted(tolerances.items()):
         if name in secondary or name in own:
             continue
-        why_not = _why_not(case, name, measured, specs)
-        if why_not:
+        if why_not := _why_not(case, name, measured, specs):
             flags.append(f"tolerance for {name} unused: {why_not}")
         elif rule_for(name, case.metrics[name], specs, wanted) is not None:
             continue
@@ -209,17 +205,11 @@ def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: 
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
     control = stored_control(usable, values, operator.attrgetter("yardstick"))
     yardsticks = tuple(time for run in usable if control and (time := control.of(run)) is not None)
-    history = History(
-        kind=case.kind,
-        sessions=tuple(run.session for run in usable),
-        values=values,
-        yardsticks=yardsticks if len(yardsticks) == len(usable) else (),
-    )
-    middle_s = math.exp(median(values))
+    middle_s, is_timed = math.exp(median(values)), len(yardsticks) == len(usable)
     return Quantity(
         name=TIME,
         tolerance=tolerance * max(1.0, SHORT_S / middle_s),
-        history=history,
+        history=_history(case.kind, usable, values, yardsticks if is_timed else ()),
         clean_only=clean_only,
         usual_spread=median([spread_of(run) for run in usable]),
         usual_cpu_share=median([run.cpu_share for run in usable]),
@@ -238,11 +228,8 @@ def _secondary_quantities(
         having = [(run, value) for run in usable if (value := _of_samples(name, run, time.clean_only)) is not None]
         if len(having) < 2 or name in case.metrics:
             continue
-        history = History(
-            kind=case.kind,
-            sessions=tuple([run.session for run, _ in having]),
-            values=tuple([value for _, value in having]),
-        )
+        runs, values = zip(*having, strict=True)
+        history = _history(case.kind, runs, values)
         reads = map(operator.attrgetter, (f"yardstick_{name}", "yardstick"))
         quantities.append(
             replace(
@@ -253,7 +240,7 @@ def _secondary_quantities(
                 weight=SECONDARY_WEIGHT,
                 is_secondary=True,
                 useful=USEFUL[name],
-                control=stored_control([run for run, _ in having], history.values, *reads),
+                control=stored_control(runs, values, *reads),
             )
         )
     return quantities
@@ -274,15 +261,10 @@ def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity
     measured = [run for run in stored if run.outcome == "measured" and not run.is_disturbed]
     if not time.clean_only or len(measured) < 2:
         return None
-    history = History(
-        kind=case.kind,
-        sessions=tuple([run.session for run in measured]),
-        values=tuple([math.log(run.median_s) for run in measured]),
-    )
     return Quantity(
         name=ALL,
         tolerance=time.tolerance,
-        history=history,
+        history=_history(case.kind, measured, (math.log(run.median_s) for run in measured)),
         weight=SECONDARY_WEIGHT,
         is_secondary=True,
         clean_only=True,  # a run with too few clean samples is replaced, and is not used here either
@@ -293,19 +275,22 @@ def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity
 def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: str, tolerance: float) -> Quantity:
     sign = -1.0 if case.metrics[name].better == "higher" else 1.0
     usable = [run for run in measured if not run.is_disturbed]
-    history = History(
-        kind=f"{name} of {case.kind}",
-        sessions=tuple(run.session for run in usable),
-        values=tuple(sign * math.log(run.metrics[name]) for run in usable),
-    )
+    values = (sign * math.log(run.metrics[name]) for run in usable)
     return Quantity(
         name=name,
         tolerance=tolerance,
-        history=history,
+        history=_history(f"{name} of {case.kind}", usable, values),
         sign=sign,
         unit=case.metrics[name].unit,
         usually_held_back=mostly([*map(is_throttled, measured)]),
     )
+
+
+def _history(
+    kind: str, runs: Sequence[RunSummary], values: Iterable[float], yardsticks: tuple[float, ...] = ()
+) -> History:
+    sessions = tuple([run.session for run in runs])
+    return History(kind=kind, sessions=sessions, values=tuple(values), yardsticks=yardsticks)
 
 
 def _of_samples(name: str, run: RunSummary, clean_only: bool) -> float | None:
@@ -371,11 +356,9 @@ def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[fl
     change = after - before  # for the worse; without a better direction any change is worse
     change = {"higher": -change, "lower": change}.get(meaning.better, abs(change))
     verdict: VerdictName = "regressed" if change > allowed else "improved" if change < -allowed else "pass"
-    reasons: tuple[str, ...] = ()
-    if verdict != "pass":
-        figures = f"{name} {significant(after, 6)}, stored {significant(before, 6)} {meaning.unit}".rstrip()
-        limits = [*([percent(relative)] if relative else []), *([significant(absolute)] if absolute else [])]
-        reasons = (f"{figures}: it may change by {' or '.join(limits) or 'nothing'}",)
+    figures = f"{name} {significant(after, 6)}, stored {significant(before, 6)} {meaning.unit}".rstrip()
+    limits = [*([percent(relative)] if relative else []), *([significant(absolute)] if absolute else [])]
+    reasons = (f"{figures}: it may change by {' or '.join(limits) or 'nothing'}",) if verdict != "pass" else ()
     flags: tuple[str, ...] = ()
     spread = max(then) - min(then)
     one_way = {"higher": min(then) - max(now), "lower": min(now) - max(then)}

@@ -35,9 +35,8 @@ _UNKNOWN_DRIFT: Drift = (UNKNOWN_SESSION_SIGMA * math.sqrt(2), USUAL_DOF)
 def usual_drift(cases: Iterable[tuple[History, Level]]) -> Drift:
     """Return the movement between stored sessions, from the median distance of the cases from their own medians."""
     away: dict[str, list[float]] = defaultdict(list)
-    count = 0
-    for history, level in cases:
-        count += 1
+    fitted = list(cases)
+    for history, level in fitted:
         values = _adjusted(history, level)
         centre = median(values)
         own: dict[str, list[float]] = defaultdict(list)
@@ -45,7 +44,7 @@ def usual_drift(cases: Iterable[tuple[History, Level]]) -> Drift:
             own[session].append(value - centre)
         for session, differences in own.items():
             away[session].append(statistics.fmean(differences))
-    medians = [median(differences) for differences in away.values() if 2 * len(differences) >= count]
+    medians = [median(differences) for differences in away.values() if 2 * len(differences) >= len(fitted)]
     if len(medians) < 2:
         return _UNKNOWN_DRIFT
     total = USUAL_DOF * UNKNOWN_SESSION_SIGMA**2 + (len(medians) - 1) * statistics.variance(medians)
@@ -90,8 +89,7 @@ class SuiteShift:
 
     def exceeds(self, settings: GateSettings) -> bool:
         """Return whether more than one case and most cases are slower by more than the tolerance."""
-        most = self.cases > 1 and 2 * self.slower > self.cases
-        return most and self.effect > math.log1p(settings.tolerance)
+        return self.cases > 1 and 2 * self.slower > self.cases and self.effect > math.log1p(settings.tolerance)
 
     @property
     def is_shown(self) -> bool:

@@ -6,6 +6,7 @@ busbw comparable with the speed of a link, for any number of ranks n.  Source: n
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,20 +26,6 @@ def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricVa
     return MetricValue(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))
 
 
-def _no_bandwidth(work: Work) -> str:
-    require_known(work.collective)
-    if work.collective not in TRAFFIC:
-        return f"{work.collective or 'the workload'} moves no message that a bandwidth could be taken of"
-    return "" if work.message_bytes else "the message is empty"
-
-
-def _algbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    reason = _no_bandwidth(work)
-    if reason:
-        return unknown(reason)
-    return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s))
-
-
 def link_of(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
     """The peak of a link between the ranks, or why there is none."""
     hosts = len({rank.host for rank in measurement.ranks})
@@ -47,13 +34,17 @@ def link_of(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
     return peaks.link, "" if peaks.link else peaks.unknown or "no link in the platform's row"
 
 
-def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    reason = _no_bandwidth(work)
-    if reason:
-        return unknown(reason)
-    factor = busbw_factor(work.collective, measurement.world_size)
+def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks, *, of_link: bool) -> MetricValue:
+    require_known(work.collective)
+    if work.collective not in TRAFFIC:
+        return unknown(f"{work.collective or 'the workload'} moves no message that a bandwidth could be taken of")
+    if not work.message_bytes:
+        return unknown("the message is empty")
+    algbw = gb_per_s(work.message_bytes, measurement.median_s)
+    if not of_link:
+        return MetricValue(value=algbw)
     peak, note = link_of(measurement, peaks)
-    return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s) * factor, peak=peak, note=note)
+    return MetricValue(value=algbw * busbw_factor(work.collective, measurement.world_size), peak=peak, note=note)
 
 
 METRICS = (
@@ -63,9 +54,9 @@ METRICS = (
                doc="Median time of one iteration, the slowest rank's."),
     MetricSpec("latency_p99_us", "us", "lower", "99th percentile", _latency_p99, observed=True,
                doc="Time that 99 of 100 samples stay below, the slowest rank's."),
-    MetricSpec("algbw_gb_per_s", "GB/s", "higher", "nccl-tests", _algbw,
+    MetricSpec("algbw_gb_per_s", "GB/s", "higher", "nccl-tests", functools.partial(_bandwidth, of_link=False),
                doc="Size over time: how fast the collective looks to its caller, 1e9 bytes per second."),
-    MetricSpec("busbw_gb_per_s", "GB/s", "higher", "nccl-tests", _busbw,
+    MetricSpec("busbw_gb_per_s", "GB/s", "higher", "nccl-tests", functools.partial(_bandwidth, of_link=True),
                doc="algbw x the collective's factor: comparable with one direction of the link, 1e9 bytes per second."),
 )  # fmt: skip
 
@@ -78,7 +69,6 @@ class AlphaBeta:
     beta_gb_per_s: float  # algbw that large messages approach; times the busbw factor it is the busbw they approach.
     alpha_error_us: float  # Standard error of ``alpha_us``.
     beta_error_gb_per_s: float  # Standard error of ``beta_gb_per_s``.
-    r2: float  # Share of the weighted variation that the model explains, at most 1.
     misfit: float  # Root mean square of (measured - model) / measured; a protocol switch between sizes shows here.
     points: int  # Sizes that went in.
 
@@ -149,18 +139,13 @@ def _huber(residuals: Sequence[float]) -> list[float]:
 def _describe(line: _Line, points: Sequence[tuple[float, float]], weights: Sequence[float]) -> AlphaBeta:
     intercept, slope, intercept_variance, slope_variance = line
     residuals = _residuals(line, points)
-    squares = sum(w * residual**2 for w, residual in zip(weights, residuals, strict=True))
-    relative = [weight / time_s**2 for weight, (_, time_s) in zip(weights, points, strict=True)]
-    mean_time = sum(w * time_s for w, (_, time_s) in zip(relative, points, strict=True)) / sum(relative)
-    variation = sum(w * (time_s - mean_time) ** 2 for w, (_, time_s) in zip(relative, points, strict=True))
-    variance = squares / (len(points) - 2)
+    variance = sum(w * residual**2 for w, residual in zip(weights, residuals, strict=True)) / (len(points) - 2)
     beta = 1 / slope
     return AlphaBeta(
         alpha_us=seconds_to_us(intercept),
         beta_gb_per_s=beta / 1e9,
         alpha_error_us=seconds_to_us((variance * intercept_variance) ** 0.5),
         beta_error_gb_per_s=(variance * slope_variance) ** 0.5 * beta**2 / 1e9,
-        r2=1 - squares / variation if variation else 0.0,
         misfit=(sum(residual**2 for residual in residuals) / len(residuals)) ** 0.5,
         points=len(points),
     )

@@ -52,8 +52,7 @@ def _peak(work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Peak | No
 def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     if not work.bytes_moved:
         return unknown("the work model moves no bytes")
-    ranks_per_device = measurement.world_size / devices_used(measurement)
-    moved = work.bytes_moved * ranks_per_device
+    moved = work.bytes_moved * (measurement.world_size / devices_used(measurement))
     peak, note = _peak(work, measurement, peaks)
     bound = ""
     if work.memory_path == "device":  # a copy of pageable memory lasts as long as the host's call

@@ -11,10 +11,11 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from perfsuite.base.units import gb_per_s, seconds_to_us
 from perfsuite.metrics.collective import LATENCY_FLOOR_US, link_of
-from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, unknown
+from perfsuite.metrics.spec import MetricSpec, MetricValue, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 
 Pair = tuple[int, int]  # The rank that sends and the rank that receives.
@@ -145,34 +146,30 @@ _TOLERANCE, _SLOWEST_TOLERANCE = 0.10, 0.25
 _NONE = "the workload sent no messages between pairs"
 
 
-def _time(choose: Choose) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        times_s = message_times_s(measurement).values()
-        return MetricValue(value=seconds_to_us(choose(times_s))) if times_s else unknown(_NONE)
-
-    return compute
+def _time(work: Work, measurement: Measurement, peaks: Peaks, *, choose: Choose) -> MetricValue:
+    times_s = message_times_s(measurement).values()
+    return MetricValue(value=seconds_to_us(choose(times_s))) if times_s else unknown(_NONE)
 
 
-def _rate(choose: Choose) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        times_s = [time_s for time_s in message_times_s(measurement).values() if time_s > 0]
-        if not times_s or not work.message_bytes:
-            return unknown(_NONE)
-        peak, note = link_of(measurement, peaks)
-        return MetricValue(value=gb_per_s(work.message_bytes, choose(times_s)), peak=peak, note=note)
-
-    return compute
+def _rate(work: Work, measurement: Measurement, peaks: Peaks, *, choose: Choose) -> MetricValue:
+    times_s = [time_s for time_s in message_times_s(measurement).values() if time_s > 0]
+    if not times_s or not work.message_bytes:
+        return unknown(_NONE)
+    peak, note = link_of(measurement, peaks)
+    return MetricValue(value=gb_per_s(work.message_bytes, choose(times_s)), peak=peak, note=note)
 
 
 METRICS = (
-    MetricSpec("pair_us", "us", "lower", "back to back", _time(statistics.median), tolerance=_TOLERANCE,
-               absolute_floor=LATENCY_FLOOR_US,
+    MetricSpec("pair_us", "us", "lower", "back to back", partial(_time, choose=statistics.median),
+               tolerance=_TOLERANCE, absolute_floor=LATENCY_FLOOR_US,
                doc="Time of a message from one rank to another, the median pair's; several follow each other."),
-    MetricSpec("slowest_pair_us", "us", "lower", "back to back", _time(max), tolerance=_SLOWEST_TOLERANCE,
-               absolute_floor=LATENCY_FLOOR_US,
+    MetricSpec("slowest_pair_us", "us", "lower", "back to back", partial(_time, choose=max),
+               tolerance=_SLOWEST_TOLERANCE, absolute_floor=LATENCY_FLOOR_US,
                doc="The same of the slowest pair."),
-    MetricSpec("pair_gb_per_s", "GB/s", "higher", "per direction", _rate(statistics.median), tolerance=_TOLERANCE,
+    MetricSpec("pair_gb_per_s", "GB/s", "higher", "per direction", partial(_rate, choose=statistics.median),
+               tolerance=_TOLERANCE,
                doc="Message over its time, the median pair's, 1e9 bytes per second; of both directions the one."),
-    MetricSpec("slowest_pair_gb_per_s", "GB/s", "higher", "per direction", _rate(max), tolerance=_SLOWEST_TOLERANCE,
+    MetricSpec("slowest_pair_gb_per_s", "GB/s", "higher", "per direction", partial(_rate, choose=max),
+               tolerance=_SLOWEST_TOLERANCE,
                doc="The same of the slowest pair."),
 )  # fmt: skip

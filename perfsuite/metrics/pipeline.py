@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import gib
-from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, recorded, unknown
+from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 from perfsuite.record.step import Timeline, TimelineEvent
 
@@ -40,9 +41,6 @@ class RankPhases:
     warm_up_s: float  # From the step's start to the start of the rank's first backward.
     steady_s: float  # From there to the end of its last forward; 0 where all forwards come first.
     cool_down_s: float  # The rest.
-    warm_up_idle_s: float  # Seconds of the warm-up in which the rank was not busy.
-    steady_idle_s: float
-    cool_down_idle_s: float
 
 
 def _compute_by_rank(timeline: Timeline) -> list[list[TimelineEvent]]:
@@ -110,26 +108,14 @@ def phases(timeline: Timeline) -> tuple[RankPhases, ...]:
     """Warm-up, steady state and cool-down of every rank that computes, as the ranks' own actions divide the step."""
     by_rank = _compute_by_rank(timeline)
     first, last = _bounds(by_rank)
-    return tuple(_rank_phases(rank, events, first, last) for rank, events in enumerate(by_rank) if events)
-
-
-def _rank_phases(rank: int, events: Sequence[TimelineEvent], first: float, last: float) -> RankPhases:
-    turn = min((event.start_s for event in events if event.kind != "forward"), default=last)
-    end = max((event.end_s for event in events if event.kind == "forward"), default=first)
-    drain = max(turn, end)
-
-    def idle(begin: float, until: float) -> float:
-        return until - begin - sum(max(0, min(event.end_s, until) - max(event.start_s, begin)) for event in events)
-
-    return RankPhases(
-        rank=rank,
-        warm_up_s=turn - first,
-        steady_s=drain - turn,
-        cool_down_s=last - drain,
-        warm_up_idle_s=idle(first, turn),
-        steady_idle_s=idle(turn, drain),
-        cool_down_idle_s=idle(drain, last),
-    )
+    found = []
+    for rank, events in enumerate(by_rank):
+        if events:
+            turn = min((event.start_s for event in events if event.kind != "forward"), default=last)
+            drain = max([turn, *(event.end_s for event in events if event.kind == "forward")])
+            spent = {"warm_up_s": turn - first, "steady_s": drain - turn, "cool_down_s": last - drain}
+            found.append(RankPhases(rank=rank, **spent))
+    return tuple(found)
 
 
 def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
@@ -152,25 +138,6 @@ def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
     return tuple(peaks)
 
 
-def peak_activations(timeline: Timeline, stage_sizes: Sequence[float] | None = None) -> tuple[float, ...]:
-    """The most activations that a rank holds at one time, by rank.  ``stage_sizes`` are the bytes (or any unit) that
-    one micro-batch leaves behind in each stage; without them every stage counts 1.
-    """
-    peaks = []
-    for events in _compute_by_rank(timeline):
-        peak: float = 0
-        held: float = 0
-        for event in sorted(events, key=lambda event: event.start_s):
-            size = 1 if stage_sizes is None else stage_sizes[event.stage]
-            if event.kind == "forward":
-                held += size
-                peak = max(peak, held)
-            elif event.kind in ENDS_HOLDING:
-                held -= size
-        peaks.append(peak)
-    return tuple(peaks)
-
-
 def impossible_bubble(measured: float, simulated: float) -> bool:
     """Whether a measured bubble_ratio is an error of measurement: more than 0.02 below the simulation of its durations.
 
@@ -180,36 +147,34 @@ def impossible_bubble(measured: float, simulated: float) -> bool:
     return measured < simulated - SIMULATION_TOLERANCE
 
 
-def _of_timeline(formula: Callable[[Timeline], float]) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        if measurement.timeline is None:
-            return unknown(_NO_TIMELINE)
-        return MetricValue(value=formula(measurement.timeline))
+def _of_timeline(
+    work: Work, measurement: Measurement, peaks: Peaks, *, formula: Callable[[Timeline], float]
+) -> MetricValue:
+    if measurement.timeline is None:
+        return unknown(_NO_TIMELINE)
+    return MetricValue(value=formula(measurement.timeline))
 
-    return compute
 
-
-def _percent_of_step(phase: str) -> Callable[[Timeline], float]:
-    def formula(timeline: Timeline) -> float:
-        first, last = step_bounds_s(timeline)
-        took_s = [getattr(rank_phases, phase) for rank_phases in phases(timeline)]
-        return float(100 * sum(took_s) / len(took_s) / (last - first))
-
-    return formula
+def _percent_of_step(timeline: Timeline, *, phase: str) -> float:
+    first, last = step_bounds_s(timeline)
+    took_s = [getattr(rank_phases, phase) for rank_phases in phases(timeline)]
+    return float(100 * sum(took_s) / len(took_s) / (last - first))
 
 
 _NO_TIMELINE = "no timeline of a pipeline was recorded"
 _NO_SIMULATION = "no timeline of a schedule in the catalogue was recorded"
 
 METRICS = (
-    MetricSpec("bubble_ratio", "ratio", "lower", "idle / (p x T)", _of_timeline(bubble_ratio), deterministic=True,
-               tolerance=0.01, absolute_floor=0.01,
+    MetricSpec("bubble_ratio", "ratio", "lower", "idle / (p x T)", partial(_of_timeline, formula=bubble_ratio),
+               deterministic=True, tolerance=0.01, absolute_floor=0.01,
                doc="Share of all ranks' time in which they are not busy with a forward or backward, 0 to 1."),
-    MetricSpec("bubble_to_ideal_ratio", "ratio", "lower", "idle / busy", _of_timeline(bubble_to_ideal), observed=True,
+    MetricSpec("bubble_to_ideal_ratio", "ratio", "lower", "idle / busy",
+               partial(_of_timeline, formula=bubble_to_ideal), observed=True,
                doc="Idle time over busy time of all ranks: the extra over a pipeline without bubble, (p - 1) / m "
                    "for 1F1B."),
     MetricSpec("in_flight_micro_batches", "micro_batches", "lower", "forward begun, backward not ended",
-               _of_timeline(lambda timeline: max(in_flight_micro_batches(timeline))), deterministic=True, observed=True,
+               partial(_of_timeline, formula=lambda timeline: max(in_flight_micro_batches(timeline))),
+               deterministic=True, observed=True,
                doc="The most micro-batches of which any rank holds activations at one time."),
     MetricSpec("median_bubble_ratio", "ratio", "lower", "idle / (p x T), median over steps",
                recorded("bubble_ratio_median", _NO_TIMELINE), observed=True,
@@ -223,8 +188,8 @@ METRICS = (
                doc="bubble_ratio that the schedule would have with the same work spread evenly over the stages."),
     *(
         MetricSpec(f"{name}_percent", "percent", "neither", "mean over ranks",
-                   _of_timeline(_percent_of_step(f"{name}_s")), observed=True, headline=False,
-                   doc=doc)
+                   partial(_of_timeline, formula=partial(_percent_of_step, phase=f"{name}_s")),
+                   observed=True, headline=False, doc=doc)
         for name, doc in (
             ("warm_up", "Share of the step from its start to a rank's first backward."),
             ("steady", "Share of the step from a rank's first backward to its last forward."),

@@ -54,10 +54,6 @@ class MetricSpec:
     interval: tuple[str, str] | None = None
     """Names of the metrics with the ends of its 95 % interval, which is printed with it."""
 
-    def format(self, value: float) -> str:
-        """The value as printed, four significant digits, without its unit."""
-        return significant(value)
-
 
 def launch_bound(measurement: Measurement, rate: Callable[[float], float], unit: str, peak: Peak | None) -> str:
     """Return the note of a launch-bound rate: the host launches iterations no faster than they were timed; else empty.

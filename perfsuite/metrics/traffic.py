@@ -9,10 +9,11 @@ messages, each times its collective's factor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.units import gb_per_s
-from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, recorded, unknown
+from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 from perfsuite.record.step import Traffic
 
@@ -27,17 +28,12 @@ def _of_layer(measurement: Measurement, part: str) -> MetricValue | None:
     return MetricValue(value=times.get(part, 0.0), convention=IN_TURNS) if "compute" in times else None
 
 
-def _time(part: str) -> Compute:
-    replayed = recorded({"compute": "compute_s", "communication": "communication_s"}[part], _NOT_RUN)
-
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        return _of_layer(measurement, part) or replayed(work, measurement, peaks)
-
-    return compute
+def _time(work: Work, measurement: Measurement, peaks: Peaks, *, part: str) -> MetricValue:
+    return _of_layer(measurement, part) or recorded(f"{part}_s", _NOT_RUN)(work, measurement, peaks)
 
 
 def _percent(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    sent, computed = (_time(part)(work, measurement, peaks) for part in ("communication", "compute"))
+    sent, computed = (_time(work, measurement, peaks, part=part) for part in ("communication", "compute"))
     if sent.value is None or computed.value is None:
         return unknown(_NOT_RUN)
     whole = sent.value + computed.value
@@ -73,24 +69,21 @@ def along(traffic: Sequence[Traffic], axis: str) -> list[Traffic]:
     return [entry for entry in traffic if entry.axis == axis and entry.part != "data"]
 
 
-def _busbw(axis: str) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        layer = _of_layer(measurement, "communication")
-        if layer is not None:
-            return _layer_busbw(measurement, axis, layer)
-        if not measurement.components:
-            return unknown(_NOT_RUN)
-        entries = along(measurement.traffic, axis)
-        time_s = sum(entry.time_s for entry in entries)
-        if not entries or time_s <= 0:
-            return unknown(f"not available: the step sends nothing along {axis}")
-        moved = sum(  # a message between two ranks has no factor
-            _sent(entry) * (busbw_factor(entry.collective, entry.ranks) if entry.collective in TRAFFIC else 1.0)
-            for entry in entries
-        )
-        return MetricValue(value=gb_per_s(moved, time_s), note=REPLAYED)
-
-    return compute
+def _busbw(work: Work, measurement: Measurement, peaks: Peaks, *, axis: str) -> MetricValue:
+    layer = _of_layer(measurement, "communication")
+    if layer is not None:
+        return _layer_busbw(measurement, axis, layer)
+    if not measurement.components:
+        return unknown(_NOT_RUN)
+    entries = along(measurement.traffic, axis)
+    time_s = sum(entry.time_s for entry in entries)
+    if not entries or time_s <= 0:
+        return unknown(f"not available: the step sends nothing along {axis}")
+    moved = sum(  # a message between two ranks has no factor
+        _sent(entry) * (busbw_factor(entry.collective, entry.ranks) if entry.collective in TRAFFIC else 1.0)
+        for entry in entries
+    )
+    return MetricValue(value=gb_per_s(moved, time_s), note=REPLAYED)
 
 
 def _layer_busbw(measurement: Measurement, axis: str, sent: MetricValue) -> MetricValue:
@@ -101,10 +94,11 @@ def _layer_busbw(measurement: Measurement, axis: str, sent: MetricValue) -> Metr
 
 
 METRICS = (
-    MetricSpec("communication_time_s", "s", "lower", REPLAYED, _time("communication"), observed=True, headline=False,
-               doc="Time of all messages of a step, sent again without computation, on the rank that has most."),
-    MetricSpec("compute_time_s", "s", "lower", "parts of the step without their messages", _time("compute"),
+    MetricSpec("communication_time_s", "s", "lower", REPLAYED, partial(_time, part="communication"),
                observed=True, headline=False,
+               doc="Time of all messages of a step, sent again without computation, on the rank that has most."),
+    MetricSpec("compute_time_s", "s", "lower", "parts of the step without their messages",
+               partial(_time, part="compute"), observed=True, headline=False,
                doc="Time of a step's parts without the communication that they wait for, on the rank that has most."),
     MetricSpec("communication_bytes", "bytes", "lower", "nccl-tests sizes of all calls, the rank that has most",
                _bytes, deterministic=True, tolerance=0.01, headline=False,
@@ -112,9 +106,8 @@ METRICS = (
     MetricSpec("communication_percent", "percent", "lower", REPLAYED, _percent, observed=True, headline=False,
                doc="Communication over communication and computation of a step when nothing is overlapped."),
     *(
-        MetricSpec(f"{axis}_busbw_gb_per_s", "GB/s", "higher", "nccl-tests, all calls of a step", _busbw(axis),
-                   observed=True, headline=False,
-                   doc=doc)
+        MetricSpec(f"{axis}_busbw_gb_per_s", "GB/s", "higher", "nccl-tests, all calls of a step",
+                   partial(_busbw, axis=axis), observed=True, headline=False, doc=doc)
         for axis, doc in (
             ("dp", "Bus bandwidth of gathering parameters and summing gradients, over all axes that share them."),
             ("tp", "Bus bandwidth of a model's messages along tp."),

@@ -7,7 +7,8 @@ MFU counts the model's own operations, HFU also recomputed ones (PaLM, appendix 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from perfsuite.base.units import gib, tflops
 from perfsuite.metrics import flop_conventions as conventions
@@ -22,54 +23,40 @@ TIMED = (
 """Metrics of a training step that follow from its work and time alone, also for projections."""
 
 
-def _throughput(field: str, *, per_device: bool) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        count: float = getattr(work, field)
-        if not count:
-            return unknown(f"the work model counts no {field}")
-        return MetricValue(value=count / measurement.median_s / (devices_used(measurement) if per_device else 1))
-
-    return compute
+def _throughput(work: Work, measurement: Measurement, peaks: Peaks, *, field: str, per_device: bool) -> MetricValue:
+    count: float = getattr(work, field)
+    if not count:
+        return unknown(f"the work model counts no {field}")
+    return MetricValue(value=count / measurement.median_s / (devices_used(measurement) if per_device else 1))
 
 
-def _rate(convention: str) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        operations = work.flops.get(convention, 0.0)
-        if not operations:
-            return unknown(f"the work model counts no operations as {convention}")
-        return MetricValue(value=tflops(operations / devices_used(measurement), measurement.median_s))
-
-    return compute
+def _rate(work: Work, measurement: Measurement, peaks: Peaks, *, convention: str) -> MetricValue:
+    operations = work.flops.get(convention, 0.0)
+    if not operations:
+        return unknown(f"the work model counts no operations as {convention}")
+    return MetricValue(value=tflops(operations / devices_used(measurement), measurement.median_s))
 
 
-def _utilisation(convention: str) -> Compute:
-    rate = _rate(convention)
-
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        reached = rate(work, measurement, peaks)
-        peak = peaks.tflops.get(work.dtype)
-        if reached.value is None:
-            return reached
-        if peak is None:
-            return unknown(peaks.unknown or f"no {work.dtype} peak in the platform's row")
-        share = peak.share(reached.value)
-        if share is None:
-            return MetricValue(value=None, peak=peak, note=ABOVE_MEASURED_PEAK)
-        return MetricValue(value=100 * share, peak=peak, note=f"of {peak.value:g} TFLOPS: {peak.source}")
-
-    return compute
+def _utilisation(work: Work, measurement: Measurement, peaks: Peaks, *, convention: str) -> MetricValue:
+    reached = _rate(work, measurement, peaks, convention=convention)
+    peak = peaks.tflops.get(work.dtype)
+    if reached.value is None:
+        return reached
+    if peak is None:
+        return unknown(peaks.unknown or f"no {work.dtype} peak in the platform's row")
+    share = peak.share(reached.value)
+    if share is None:
+        return MetricValue(value=None, peak=peak, note=ABOVE_MEASURED_PEAK)
+    return MetricValue(value=100 * share, peak=peak, note=f"of {peak.value:g} TFLOPS: {peak.source}")
 
 
-def _part(*spans: str) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        times = {span.name: span.time_s for span in measurement.spans}
-        if not times.keys() & set(spans):
-            return unknown(f"the step has no span {' or '.join(spans)}")
-        raw = spans == ("data",) and any(record.name == "raw_frames" and record.value for record in measurement.records)
-        note = "raw frames, not decoded: PyAV is not installed" if raw else ""
-        return MetricValue(value=1e3 * sum(times.get(span, 0.0) for span in spans), note=note)
-
-    return compute
+def _part(work: Work, measurement: Measurement, peaks: Peaks, *, spans: Sequence[str]) -> MetricValue:
+    times = {span.name: span.time_s for span in measurement.spans}
+    if not times.keys() & set(spans):
+        return unknown(f"the step has no span {' or '.join(spans)}")
+    raw = spans == ("data",) and any(record.name == "raw_frames" and record.value for record in measurement.records)
+    note = "raw frames, not decoded: PyAV is not installed" if raw else ""
+    return MetricValue(value=1e3 * sum(times.get(span, 0.0) for span in spans), note=note)
 
 
 def _built(record: str, build: str, convert: Callable[[float], float] = float) -> Compute:
@@ -83,22 +70,19 @@ _NOT_SILENT = (
 )
 
 
-def _exposed_end(record: str) -> Compute:
-    def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-        reached = _built(record, "exposed", _percent)(work, measurement, peaks)
-        names = {entry.name for entry in measurement.records}
-        if reached.value is None and "exposed_without_silent" in names:
-            return unknown(_NOT_SILENT)
-        if reached.value is None and "exposed_kernel_share" in names:
-            return unknown("by the times of kernels, which have no interval")
-        return reached
-
-    return compute
+def _exposed_end(work: Work, measurement: Measurement, peaks: Peaks, *, record: str) -> MetricValue:
+    reached = _built(record, "exposed", _percent)(work, measurement, peaks)
+    names = {entry.name for entry in measurement.records}
+    if reached.value is None and "exposed_without_silent" in names:
+        return unknown(_NOT_SILENT)
+    if reached.value is None and "exposed_kernel_share" in names:
+        return unknown("by the times of kernels, which have no interval")
+    return reached
 
 
 def _exposed(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     """Return the difference to a silent twin if it was measured, else the share by kernels."""
-    reached = _exposed_end("exposed_share")(work, measurement, peaks)
+    reached = _exposed_end(work, measurement, peaks, record="exposed_share")
     if reached.value is None:
         kernels = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
         if kernels.value is not None:
@@ -108,12 +92,11 @@ def _exposed(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 
 def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reached = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
+    names = {record.name for record in measurement.records}
     if reached.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
         return unknown("not supported on a cpu: it has no kernels on a clock of their own")
-    if reached.value is None and any(
-        record.name in ("exposed_share", "exposed_without_silent") for record in measurement.records
-    ):
-        lost = any(record.name == "exposed_kernels_lost" for record in measurement.records)
+    if reached.value is None and names & {"exposed_share", "exposed_without_silent"}:
+        lost = "exposed_kernels_lost" in names
         why = "did not see the same kernels in every step" if lost else "saw no kernel of the communication library"
         return unknown(f"unknown: torch's profiler {why}")
     return reached
@@ -204,23 +187,25 @@ _ALL = (
                doc="Median time of one optimizer step with all its micro-batches, the slowest rank's."),
     *(
         MetricSpec(f"{field}_per_s{'_per_device' if per_device else ''}", f"{field}/s", "higher",
-                   "per device" if per_device else "aggregate", _throughput(field, per_device=per_device),
+                   "per device" if per_device else "aggregate",
+                   partial(_throughput, field=field, per_device=per_device),
                    doc=f"Training {field} per second of {'one device' if per_device else 'all devices together'}.")
         for field in ("samples", "tokens")
         for per_device in (False, True)
     ),
     *(
-        MetricSpec(f"{short}_tflops_per_device", "TFLOPS", "higher", convention, _rate(convention),
+        MetricSpec(f"{short}_tflops_per_device", "TFLOPS", "higher", convention, partial(_rate, convention=convention),
                    doc=f"Operations as {convention} counts them, per second of one device, 1e12 per second.")
         for convention, short in _RATES
     ),
-    MetricSpec("mfu_percent", "percent", "higher", conventions.EXACT, _utilisation(conventions.EXACT),
+    MetricSpec("mfu_percent", "percent", "higher", conventions.EXACT,
+               partial(_utilisation, convention=conventions.EXACT),
                doc="Model FLOPs utilisation: the model's operations, every product counted, over the device's peak."),
-    MetricSpec("hfu_percent", "percent", "higher", conventions.EXECUTED, _utilisation(conventions.EXECUTED),
+    MetricSpec("hfu_percent", "percent", "higher", conventions.EXECUTED,
+               partial(_utilisation, convention=conventions.EXECUTED),
                doc="Hardware FLOPs utilisation: as MFU, with the operations that the backward computes again."),
     *(
-        MetricSpec(name, "ms", "lower", convention, _part(*spans), observed=True,
-                   doc=doc)
+        MetricSpec(name, "ms", "lower", convention, partial(_part, spans=spans), observed=True, doc=doc)
         for name, (spans, convention, doc) in _PARTS.items()
     ),
     *(
@@ -239,7 +224,8 @@ _ALL = (
                    "rank."),
     *(
         MetricSpec(f"exposed_communication_{end}_percent", "percent", "neither",
-                   "95 % interval over 12 pairs of steps", _exposed_end(f"exposed_share_{end}"), observed=True,
+                   "95 % interval over 12 pairs of steps", partial(_exposed_end, record=f"exposed_share_{end}"),
+                   observed=True,
                    doc=f"The {which} end of the interval of the exposed communication.")
         for end, which in (("low", "lower"), ("high", "upper"))
     ),

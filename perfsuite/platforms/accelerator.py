@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from perfsuite.platforms.detection import family_class, family_names, import_object
-
-if TYPE_CHECKING:
-    import torch
-
+import functools
 import re
 import statistics
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from perfsuite.base.errors import DeviceUnusable
 from perfsuite.base.units import MIB
-from perfsuite.platforms.base import Clock, DeviceCode, facts_of
+from perfsuite.platforms.base import Clock, DeviceCode, measured_facts
+from perfsuite.platforms.detection import family_class, family_names, import_object
 from perfsuite.record.result import ClockFacts
 
 if TYPE_CHECKING:
@@ -31,8 +25,6 @@ _LAST_LEVEL_CACHE_BYTES = 128 * MIB  # More than every device of platforms.toml 
 _NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|Failed to \w+ [cm]alloc", re.IGNORECASE)
 """Messages of the runtime, of a library that allocates outside of torch (cublasCreate), and of communicator buffers
 (NCCL's alloc.h: "Failed to CUDA calloc 6291456 bytes")."""
-
-
 _EVENT_RESOLUTION_S = 0.5e-6  # Resolution by the CUDA runtime's manual, if no steps are visible.
 
 
@@ -44,7 +36,6 @@ class EventClock(Clock):
     def __init__(self, module: Any, name: str) -> None:
         self._module = module
         self._name = name
-        self._facts: ClockFacts | None = None
 
     def stamp(self) -> object:
         """Return an event in the current stream."""
@@ -62,12 +53,11 @@ class EventClock(Clock):
 
     def facts(self) -> ClockFacts:
         """Measure 200 pairs of events without work between them."""
-        if self._facts is None:
-            pairs = [(self.stamp(), self.stamp()) for _ in range(200)]
-            self._module.synchronize()
-            gaps = [self.elapsed_s(start, end) for start, end in pairs]
-            self._facts = facts_of(self._name, gaps, _EVENT_RESOLUTION_S)
         return self._facts
+
+    @functools.cached_property
+    def _facts(self) -> ClockFacts:
+        return measured_facts(self, self._name, 200, _EVENT_RESOLUTION_S)
 
 
 class Accelerator(DeviceCode):
@@ -185,15 +175,14 @@ def captured_kernel_s(device: torch.device, run: Callable[[], object]) -> float 
         graph.replay()
     except (RuntimeError, NotImplementedError):
         return None
-    times_s: list[float] = []
+    clock, times_s = EventClock(module, ""), list[float]()
     for _ in range(_REPLAYS):
-        start, end = (module.Event(enable_timing=True) for _ in range(2))
         module.synchronize()
-        start.record()
+        start = clock.stamp()
         graph.replay()
-        end.record()
-        end.synchronize()
-        times_s.append(start.elapsed_time(end) * 1e-3 / _KERNELS)
+        end = clock.stamp()
+        clock.wait(end)
+        times_s.append(clock.elapsed_s(start, end) / _KERNELS)
     return statistics.median(times_s)
 
 
@@ -243,5 +232,4 @@ def attention_kernels(device: str) -> Mapping[str, AttentionKernel]:
     if device not in family_names():
         return {}
     place = family_class(device).attention
-    kernels: Mapping[str, AttentionKernel] = import_object(place)() if place else {}
-    return kernels
+    return cast(Mapping[str, AttentionKernel], import_object(place)()) if place else {}

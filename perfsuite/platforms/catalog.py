@@ -38,10 +38,17 @@ _ROW_KEYS = ("title", "family", *_LISTS, "architecture", "tflops", *_PEAK_UNITS)
 _PEAK_KEYS = ("value", "unit", "source", "kind")
 _MACHINE_UNITS: Mapping[str, str] = {"nodes": "nodes", "devices_per_node": "devices", "network": "GB/s"}
 _MACHINE_TEXTS = ("title", "platform", "inside")
+_SECTIONS: Mapping[str, tuple[str, str, Sequence[str]]] = {
+    "platform": (r"[a-z][a-z0-9_]*", "ids contain it: use small letters, digits and _, as in s4000", _ROW_KEYS),
+    "machine": (
+        r"[a-z0-9][a-z0-9_-]*",
+        "use small letters, digits, - and _, as in oneflow-4x8-v100",
+        (*_MACHINE_TEXTS, *_MACHINE_UNITS),
+    ),
+}
+"""Pattern of a name, its rule in words, and the keys of a table, by section."""
 _KINDS = ("published", "measured", "nominal")
 _COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "int64")), "fp8", "fp4", "int4")
-
-
 _NOT_A_MODEL = re.compile(r"nvidia|amd|moore|threads|mtt|tesla|geforce|instinct|gpus?|[1-9]\d?x|x[1-9]\d?")
 _VARIANT = re.compile(r"sxm\d?|oam|\d+gb?|hbm\d?e?|gb")  # Words after a model's name that do not change its peaks.
 
@@ -94,16 +101,13 @@ class Catalog:
 
     def recognise(self, reported_name: str, family: str) -> DeviceModel | None:
         """Return the last row with this very reported name, else with the longest match, else None."""
-        best: tuple[bool, int] | None = None
-        best_model = None
+        best, found = (False, 1), None
         for model in self.models.values():
-            if model.family != family or any(other in reported_name for other in model.exclude):
-                continue
-            lengths = [len(name) for name in model.match if name in reported_name]
-            rank = (reported_name in model.names, max(lengths, default=0))
-            if any(rank) and (best is None or rank >= best):
-                best, best_model = rank, model
-        return best_model
+            if model.family == family and not any(other in reported_name for other in model.exclude):
+                lengths = [len(name) for name in model.match if name in reported_name]
+                rank = (reported_name in model.names, max(lengths, default=0))
+                best, found = (rank, model) if rank >= best else (best, found)
+        return found
 
     def called(self, text: str) -> DeviceModel | None:
         """Return the row of a device name in a table; None if no row has it.
@@ -139,25 +143,20 @@ def _shipped() -> Catalog:
 
 
 def _catalog_of(extra: Sequence[Path]) -> Catalog:
-    rows: dict[str, dict[str, Any]] = {}
-    homes: dict[str, _File] = {}
-    machines: dict[str, dict[str, Any]] = {}
-    machine_homes: dict[str, _File] = {}
+    rows: dict[str, dict[str, Any]] = {"platform": {}, "machine": {}}
+    homes: dict[tuple[str, str], _File] = {}
     declared: dict[str, Any] = {}
     families = family_names() if extra else SHIPPED
     for file in (_built_in(), *(_File.load(path, families) for path in extra)):
-        for name, row in file.table("platform").items():
-            file.check_row(name, row)
-            rows[name] = _merge(rows.get(name, {}), row)
-            homes[name] = file
-        for name, machine in file.table("machine").items():
-            file.check_machine(name, machine)
-            machines[name] = _merge(machines.get(name, {}), machine)
-            machine_homes[name] = file
+        for section, merged in rows.items():
+            for name, row in file.table(section).items():
+                file.check(section, name, row)
+                merged[name] = _merge(merged.get(name, {}), row)
+                homes[section, name] = file
         declared = _merge(declared, file.environment())
-    models = {name: homes[name].model(name, row) for name, row in rows.items()}
-    whole = {name: machine_homes[name].machine(name, machine, models) for name, machine in machines.items()}
-    return Catalog(models=models, machines=whole, declared=declared)
+    models = {name: homes["platform", name].model(name, row) for name, row in rows["platform"].items()}
+    machines = {name: homes["machine", name].machine(name, row, models) for name, row in rows["machine"].items()}
+    return Catalog(models=models, machines=machines, declared=declared)
 
 
 def read_platform_file(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -241,26 +240,18 @@ class _File:
             raise self.error(name, "", f"is {section!r:.40}; write a table [{name}...]")
         return section
 
-    def _check(self, section: str, name: str, row: object, *, pattern: str, rule: str, keys: Sequence[str]) -> None:
-        """Check name and keys of a table of this file by itself, before it is merged into an earlier one."""
+    def check(self, section: str, name: str, row: object) -> None:
+        """Check a row or a machine of this file by itself, before it is merged into an earlier one."""
+        (pattern, rule, keys), table = _SECTIONS[section], f"{section}.{name}"
         if not re.fullmatch(pattern, name):
-            raise self.error(f"{section}.{name}", "", f"has name {name!r}; {rule}")
+            raise self.error(table, "", f"has name {name!r}; {rule}")
         if not isinstance(row, Mapping):
-            raise self.error(section, name, f"is {row!r:.40}; write a table [{section}.{name}]")
+            raise self.error(section, name, f"is {row!r:.40}; write a table [{table}]")
         for key in row:
             if key not in keys:
-                raise self.error(f"{section}.{name}", key, f"is unknown; choose from {', '.join(keys)}")
-
-    def _require_texts(self, table: str, row: Mapping[str, Any], keys: Iterable[str]) -> None:
-        for key in keys:
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                raise self.error(table, key, f"is missing or not a text; write {key} = {_EXAMPLES[key]}")
-
-    def check_row(self, name: str, row: Any) -> None:
-        """Check a row of this file by itself."""
-        rule = "ids contain it: use small letters, digits and _, as in s4000"
-        self._check("platform", name, row, pattern=r"[a-z][a-z0-9_]*", rule=rule, keys=_ROW_KEYS)
-        table = f"platform.{name}"
+                raise self.error(table, key, f"is unknown; choose from {', '.join(keys)}")
+        if section == "machine":
+            return
         if name in self.families and name != "cpu":
             raise self.error(
                 table, "", "is the name of a family, reserved for its unknown devices; choose another name"
@@ -268,6 +259,11 @@ class _File:
         self._peaks(table, row)
         self._tflops(table, row.get("tflops", {}))
         self._lists(table, row)
+
+    def _require_texts(self, table: str, row: Mapping[str, Any], keys: Iterable[str]) -> None:
+        for key in keys:
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise self.error(table, key, f"is missing or not a text; write {key} = {_EXAMPLES[key]}")
 
     def model(self, name: str, row: Mapping[str, Any]) -> DeviceModel:
         """Return the complete row; this file is the last that wrote to it."""
@@ -282,12 +278,6 @@ class _File:
         texts = {key: row[key] for key in ("title", "family", "architecture") if key in row}
         lists_and_peaks: dict[str, Any] = {**self._lists(table, row), **self._peaks(table, row)}
         return DeviceModel(name=name, **texts, tflops=self._tflops(table, row.get("tflops", {})), **lists_and_peaks)
-
-    def check_machine(self, name: str, machine: object) -> None:
-        """Check a machine of this file by itself."""
-        rule = "use small letters, digits, - and _, as in oneflow-4x8-v100"
-        keys = (*_MACHINE_TEXTS, *_MACHINE_UNITS)
-        self._check("machine", name, machine, pattern=r"[a-z0-9][a-z0-9_-]*", rule=rule, keys=keys)
 
     def machine(self, name: str, row: Mapping[str, Any], models: Mapping[str, DeviceModel]) -> MachineModel:
         """Return the complete machine; this file is the last that wrote to it."""
@@ -332,8 +322,7 @@ class _File:
         example = f'{{ value = 1.0, unit = "{unit}", source = "data sheet" }}'
         if not isinstance(plain, Mapping):
             raise self.error(table, key, f"is {plain!r:.40}; write {key} = {example}")
-        unknown = set(plain) - set(_PEAK_KEYS)
-        if unknown:
+        if unknown := set(plain) - set(_PEAK_KEYS):
             raise self.error(table, key, f"has unknown key {min(unknown)!r}; choose from {', '.join(_PEAK_KEYS)}")
         value = plain.get("value")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from perfsuite.base.units import KIB, MIB
 from perfsuite.platforms.accelerator import Attended, AttentionBlock, AttentionKernel
-from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, facts_of
+from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, measured_facts
 from perfsuite.platforms.host import Host, memory_limit
 from perfsuite.platforms.telemetry import Reading, Telemetry, attempt
 from perfsuite.record.result import ClockFacts
@@ -94,12 +94,8 @@ class Cpu(Family):
     start_method = "fork"
     shareable = True
     preloads = True
-    communication_settings = MappingProxyType(
-        {
-            # Each named interface is a device with two threads; collectives use them in turn.
-            "two-channels": {"GLOO_SOCKET_IFNAME": "lo,lo"}
-        }
-    )
+    # Each named interface is a device with two threads; collectives use them in turn.
+    communication_settings = MappingProxyType({"two-channels": {"GLOO_SOCKET_IFNAME": "lo,lo"}})
     device_code = "perfsuite.platforms.cpu:CpuDevice"
     attention = "perfsuite.platforms.cpu:kernels"
 
@@ -135,9 +131,6 @@ class Cpu(Family):
 class PerfCounterClock(Clock):
     """``time.perf_counter_ns`` with the interface of a device's clock."""
 
-    def __init__(self) -> None:
-        self._facts: ClockFacts | None = None
-
     def stamp(self) -> object:
         """Return the time in nanoseconds since an arbitrary point."""
         return time.perf_counter_ns()
@@ -155,11 +148,11 @@ class PerfCounterClock(Clock):
 
     def facts(self) -> ClockFacts:
         """Measure 2000 pairs of stamps without work between them."""
-        if self._facts is None:
-            pairs = [(self.stamp(), self.stamp()) for _ in range(2000)]
-            gaps = [self.elapsed_s(start, end) for start, end in pairs]
-            self._facts = facts_of("perf_counter", gaps, time.get_clock_info("perf_counter").resolution)
         return self._facts
+
+    @functools.cached_property
+    def _facts(self) -> ClockFacts:
+        return measured_facts(self, "perf_counter", 2000, time.get_clock_info("perf_counter").resolution)
 
 
 class CpuDevice(DeviceCode):
@@ -208,8 +201,7 @@ class CpuDevice(DeviceCode):
     def _cache_bytes(self) -> int:
         best = (0, 0)
         for index in self._host.glob("sys/devices/system/cpu/cpu0/cache/index[0-9]*"):
-            path = str(index.relative_to(self._host.root))
-            level, size = self._host.read(f"{path}/level") or "", self._host.read(f"{path}/size") or ""
+            level, size = self._host.read(index / "level") or "", self._host.read(index / "size") or ""
             if level.isdigit() and (match := re.fullmatch(r"(\d+)([KM])", size)):
                 best = max(best, (int(level), int(match[1]) * (KIB if match[2] == "K" else MIB)))
         return best[1] or _UNKNOWN_CACHE_BYTES
@@ -239,17 +231,15 @@ class CpuTelemetry(Telemetry):
 
     def _count(self) -> int | None:
         """Return throttle events since boot; None if the kernel does not count them, as in most virtual machines."""
-        counts = [
-            self._host.read(str(path.relative_to(self._host.root))) for path in self._host.glob(_THROTTLE_COUNTERS)
-        ]
+        counts = [self._host.read(path) for path in self._host.glob(_THROTTLE_COUNTERS)]
         return sum(int(count) for count in counts if count and count.isdigit()) if counts else None
 
     def read(self) -> tuple[Reading, ...]:
         """Return the CPU as device 0, throttled if counters rose since the reader was made; processes are unknown."""
-        counted = self._count()
+        counted, before = self._count(), self._counted
         throttle: tuple[str, ...] | None = None
-        if counted is not None and self._counted is not None:
-            throttle = ("thermal",) if counted > self._counted else ()
+        if counted is not None and before is not None:
+            throttle = ("thermal",) * (counted > before)
         psutil = self._psutil
         frequency = attempt(psutil.cpu_freq) if psutil else None
         # psutil has no such function where the system has no sensors.

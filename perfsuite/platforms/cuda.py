@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -120,8 +119,7 @@ class Cuda(AcceleratorFamily):
     def _from_proc(self) -> tuple[DetectedDevice, ...]:
         devices = []
         for index, path in enumerate(self.host.glob("proc/driver/nvidia/gpus/*/information")):
-            text = self.host.read(str(path.relative_to(self.host.root))) or ""
-            fields = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", text, re.MULTILINE))
+            fields = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", self.host.read(path) or "", re.MULTILINE))
             name, uuid = fields.get("Model", ""), fields.get("GPU UUID", "").strip("?")
             devices.append(DetectedDevice(index=index, reported_name=name, uuid=uuid))
         return tuple(devices)
@@ -293,16 +291,11 @@ class NvmlTelemetry(HandleTelemetry):
     """Reads each device by its UUID with pynvml (nvidia-ml-py): NVML orders by bus, CUDA perhaps by speed."""
 
     source = "pynvml"
+    shut_down = "nvmlShutdown"
 
-    @classmethod
-    def open(cls, devices: Sequence[DetectedDevice], library: Any = None) -> NvmlTelemetry | None:
-        """Return a reader of these devices; None without the library, its driver or a device's UUID."""
-        try:
-            library = library or importlib.import_module("pynvml")
-            library.nvmlInit()
-            return cls(library, [library.nvmlDeviceGetHandleByUUID(device.uuid) for device in devices])
-        except Exception:  # the library's errors have no common base across its versions
-            return None
+    def _open(self, devices: Sequence[DetectedDevice]) -> list[Any]:
+        self._library.nvmlInit()
+        return [self._library.nvmlDeviceGetHandleByUUID(device.uuid) for device in devices]
 
     def _reading(self, index: int, handle: Any) -> Reading:
         nvml = self._library
@@ -321,11 +314,6 @@ class NvmlTelemetry(HandleTelemetry):
             temperature_c=attempt(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
             processes=None if processes is None else tuple(int(process.pid) for process in processes),
         )
-
-    def close(self) -> None:
-        """Call ``nvmlShutdown``."""
-        with contextlib.suppress(Exception):
-            self._library.nvmlShutdown()
 
 
 _FEATURE_STEP = 8  # Heads need a multiple of this many features: unlike torch, this call does not pad.

@@ -30,7 +30,7 @@ from perfsuite.platforms.base import Family
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host, active_ports, cpu_quota
 from perfsuite.platforms.machine import Machine
-from perfsuite.platforms.quirks import numbers
+from perfsuite.platforms.quirks import installed_version, numbers
 from perfsuite.record.codec import to_json
 
 UNKNOWN = "unknown"
@@ -132,8 +132,7 @@ def _machine_model(host: Host) -> str:
 
 
 def _operating_system(host: Host) -> str:
-    text = host.read("etc/os-release") or ""
-    match = re.search(r'^PRETTY_NAME="?([^"\n]+)"?$', text, re.MULTILINE)
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)"?$', host.read("etc/os-release") or "", re.MULTILINE)
     return match[1] if match else UNKNOWN
 
 
@@ -173,8 +172,7 @@ def _cores(host: Host) -> dict[str, str]:
 
 def _governor(host: Host) -> str:
     paths = host.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
-    texts = sorted({host.read(str(path.relative_to(host.root))) or "" for path in paths} - {""})
-    return ", ".join(texts) or UNKNOWN
+    return ", ".join(sorted({host.read(path) or "" for path in paths} - {""})) or UNKNOWN
 
 
 def _device(name: str, memory: int | None, uuid: str) -> str:
@@ -202,12 +200,7 @@ OLDEST = (2, 5)  # Oldest supported version of torch.
 
 def installed_torch() -> str:
     """Return the version of the installed torch from its metadata; empty if it is missing."""
-    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms; most commands do not need it
-
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""
+    return installed_version("torch")
 
 
 def require_importable_torch() -> None:
@@ -238,12 +231,6 @@ class Fingerprint:
 
     def __str__(self) -> str:
         return self.key
-
-    def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Return one line per different part: ``accelerators: 8 x MTT S4000, other has 4 x MTT S4000``."""
-        names = dict.fromkeys([*self.parts, *other.parts])
-        pairs = [(name, self.parts.get(name, "none"), other.parts.get(name, "none")) for name in names]
-        return tuple(f"{name}: {own}, other has {foreign}" for name, own, foreign in pairs if own != foreign)
 
 
 def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None = None, hosts: int = 1) -> Fingerprint:
@@ -290,13 +277,12 @@ def _accelerator_parts(machine: Machine) -> dict[str, str]:
 def _key(machine: Machine, parts: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()[:8]
     hosts = "" if parts["hosts"] == "1" else f"{parts['hosts']}h-"
+    name, count = "", f"{machine.device_count}x"
     if machine.family.name == "cpu":
-        head = f"{machine.name}-{_slug(parts['cpu_model'])}-{hosts}{parts['cores']}c"
+        name, count = f"{_slug(parts['cpu_model'])}-", f"{parts['cores']}c"
     elif machine.name == machine.family.name:  # no row: the key has to contain the device's name
-        head = f"{machine.name}-{_slug(machine.model.title)}-{hosts}{machine.device_count}x"
-    else:
-        head = f"{machine.name}-{hosts}{machine.device_count}x"
-    return f"{'simulated-' if machine.simulated else ''}{head}-{digest}"
+        name = f"{_slug(machine.model.title)}-"
+    return f"{'simulated-' if machine.simulated else ''}{machine.name}-{name}{hosts}{count}-{digest}"
 
 
 def _slug(name: str) -> str:

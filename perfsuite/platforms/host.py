@@ -91,8 +91,11 @@ class Host:
         self._cores = cores
         self._answers: dict[tuple[str, ...], ToolAnswer] = {}
 
-    def read(self, path: str) -> str | None:
-        """Return the text of a file below the root without surrounding white space; None if unreadable."""
+    def read(self, path: str | Path) -> str | None:
+        """Return the text of a file below the root without surrounding white space; None if unreadable.
+
+        ``path`` is relative to the root, or as :meth:`glob` returns it.
+        """
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
@@ -148,9 +151,8 @@ def active_ports(host: Host) -> tuple[str, ...]:
     """Return ``mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand`` for every active port."""
     ports = []
     for port in host.glob("sys/class/infiniband/*/ports/*"):
-        path = str(port.relative_to(host.root))
-        if "ACTIVE" in (host.read(f"{path}/state") or ""):
-            rate, layer = host.read(f"{path}/rate") or "unknown", host.read(f"{path}/link_layer") or ""
+        if "ACTIVE" in (host.read(port / "state") or ""):
+            rate, layer = host.read(port / "rate") or "unknown", host.read(port / "link_layer") or ""
             ports.append(f"{port.parent.parent.name} port {port.name}: {rate} {layer}".strip())
     return tuple(sorted(ports))
 
@@ -355,7 +357,6 @@ def _searched(host: Host, place: str) -> PurePosixPath | None:
     own = (host.read("proc/self/stat") or "").split(" ")[0]
     with contextlib.suppress(OSError):  # a group that was removed meanwhile
         for file in itertools.islice((host.root / place).glob("**/cgroup.procs"), _SEARCHED):
-            listed = host.read(str(file.relative_to(host.root))) or ""
-            if own and own in listed.split():
+            if own and own in (host.read(file) or "").split():
                 return PurePosixPath(file.parent.relative_to(host.root / place))
     return None

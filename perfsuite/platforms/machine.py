@@ -90,10 +90,7 @@ def detect_machine(
     if override is not None:
         return _chosen(catalog, override, by_name)
     for name, family in by_name.items():
-        if name == "cpu" or family.simulated:
-            continue
-        devices = family.detect()
-        if devices:
+        if name != "cpu" and not family.simulated and (devices := family.detect()):
             return _found(catalog, family, devices)
     unsupported = tuple(filter(None, (family.unsupported() for family in by_name.values())))
     return dataclasses.replace(_found(catalog, by_name["cpu"], by_name["cpu"].detect()), unsupported=unsupported)
@@ -102,8 +99,7 @@ def detect_machine(
 def _chosen(catalog: Catalog, name: str, families: Mapping[str, Family]) -> Machine:
     if name.lower() in families and name.lower() != "cpu":
         family = families[name.lower()]
-        devices = family.detect()
-        if devices:
+        if devices := family.detect():
             return _found(catalog, family, devices)
         generic = catalog.generic(family.name, "")
         return Machine(family=family, model=generic, devices=(), absent=family.missing(generic))

@@ -197,23 +197,16 @@ class MusaDevice(Accelerator):
             versions["architecture"] = f"mp_{major}{minor}"
         versions["kernel_timeout_ms"] = os.environ.get("MUSA_KERNEL_TIMEOUT", "unset")
         versions["tf32"] = str(getattr(getattr(torch.backends, "mudnn", None), "allow_tf32", "unknown"))
-        mccl = getattr(self._module, "mccl", None)
-        if mccl is not None:
-            with contextlib.suppress(Exception):  # builds without MCCL raise in more than one way
-                versions["mccl"] = ".".join(map(str, mccl.version()))
+        with contextlib.suppress(Exception):  # builds without MCCL raise in more than one way
+            versions["mccl"] = ".".join(map(str, self._module.mccl.version()))
         return {**versions, **self._quirks(versions["torch_musa"], versions["architecture"])}
 
     def _quirks(self, version: str, architecture: str) -> dict[str, str]:
         """Return the names of this rank's quirks, and whether FSDP2 overlaps its communication."""
-        names = [
-            quirk.name for quirk in quirks("musa", version=version, architecture=architecture_number(architecture))
-        ]
-        chosen = next(
-            (f"{variable}={os.environ[variable]}" for variable in _OVERLAP_VARIABLES if variable in os.environ), ""
-        )
-        overlap = "off" if "fsdp2-does-not-overlap" in names else "on"
-        if architecture_number(architecture) is None:
-            overlap = "unknown"
+        number = architecture_number(architecture)
+        names = [quirk.name for quirk in quirks("musa", version=version, architecture=number)]
+        chosen = next((f"{name}={os.environ[name]}" for name in _OVERLAP_VARIABLES if name in os.environ), "")
+        overlap = "unknown" if number is None else "off" if "fsdp2-does-not-overlap" in names else "on"
         return {
             "fsdp2_overlap": f"by {chosen}, else {overlap}" if chosen else f"{overlap} by default",
             "quirks": ", ".join(names) or "none known",
@@ -227,22 +220,12 @@ class MtmlTelemetry(HandleTelemetry):
     """
 
     source = "pymtml"
+    shut_down = "mtmlLibraryShutDown"
 
-    @classmethod
-    def open(cls, devices: Sequence[DetectedDevice], library: Any = None) -> MtmlTelemetry | None:
-        """Return a reader of these devices; None without the library, its driver or a device."""
-        try:
-            library = library or importlib.import_module("pymtml")
-            library.mtmlLibraryInit()
-            handles = [
-                library.mtmlLibraryInitDeviceByUuid(device.uuid)
-                if device.uuid
-                else library.mtmlLibraryInitDeviceByIndex(device.index)
-                for device in devices
-            ]
-            return cls(library, handles)
-        except Exception:  # missing library, missing libmtml.so, driver not loaded: different classes
-            return None
+    def _open(self, devices: Sequence[DetectedDevice]) -> list[Any]:
+        self._library.mtmlLibraryInit()
+        by_uuid, by_index = self._library.mtmlLibraryInitDeviceByUuid, self._library.mtmlLibraryInitDeviceByIndex
+        return [by_uuid(device.uuid) if device.uuid else by_index(device.index) for device in devices]
 
     def _reading(self, index: int, handle: Any) -> Reading:
         mtml = self._library
@@ -261,11 +244,6 @@ class MtmlTelemetry(HandleTelemetry):
             )
         finally:
             attempt(lambda: mtml.mtmlDeviceFreeGpu(gpu))
-
-    def close(self) -> None:
-        """Call ``mtmlLibraryShutDown``."""
-        with contextlib.suppress(Exception):
-            self._library.mtmlLibraryShutDown()
 
 
 class MusaFlash(AttentionKernel):

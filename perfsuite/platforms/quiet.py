@@ -42,8 +42,8 @@ those of this run's processes, ended ones included."""
 class HostLoad:
     """One reading of the kernel's counts about other programs."""
 
-    stolen_ticks: int | None  # Time that a hypervisor used for others since boot; None if /proc/stat does not have it.
-    all_ticks: int | None
+    ticks: tuple[int, int] | None
+    """Time since boot that a hypervisor used for others, and all time; None if /proc/stat does not have it."""
     pressure_percent: float | None  # Share of the last 10 s with a waiting task (/proc/pressure/cpu).
     core_time: CoreTime | None = None  # None if /proc/stat does not have it.
     quota: str = ""  # Quota of the own control group, ``0.2 cores``; empty without a limit and if unknown.
@@ -58,8 +58,7 @@ def read_host_load(host: Host, roots: Iterable[int]) -> HostLoad:
     ticks = [int(count) for count in cpu[1].split()] if cpu else []
     pressure = re.search(r"^some avg10=([\d.]+)", host.read("proc/pressure/cpu") or "", re.MULTILINE)
     return HostLoad(
-        stolen_ticks=ticks[7] if len(ticks) > 7 else None,
-        all_ticks=sum(ticks[:8]) if len(ticks) > 7 else None,
+        ticks=(ticks[7], sum(ticks[:8])) if len(ticks) > 7 else None,
         pressure_percent=float(pressure[1]) if pressure else None,
         core_time=_core_time(host, roots),
         quota=f"{quota:.3g} cores" if quota < math.inf else "",
@@ -95,7 +94,7 @@ def others_share(before: HostLoad, after: HostLoad) -> float | None:
     If the own control group exhausted its quota, the rest of the cores was not available to the run.
 
     >>> def reading(*core_time):
-    ...     return HostLoad(stolen_ticks=None, all_ticks=None, pressure_percent=None, core_time=core_time)
+    ...     return HostLoad(ticks=None, pressure_percent=None, core_time=core_time)
     >>> others_share(reading(100.0, 50.0, 10.0), reading(300.0, 190.0, 110.0))
     0.2
     """
@@ -112,14 +111,13 @@ def others_share(before: HostLoad, after: HostLoad) -> float | None:
 def steal_share(before: HostLoad, after: HostLoad) -> float | None:
     """Return the share of all core time that a hypervisor took between two readings, 0 to 1; None if unknown.
 
-    >>> def reading(stolen, all_ticks): return HostLoad(stolen_ticks=stolen, all_ticks=all_ticks, pressure_percent=None)
-    >>> steal_share(reading(10, 1000), reading(40, 2000))
+    >>> steal_share(*(HostLoad(ticks=ticks, pressure_percent=None) for ticks in ((10, 1000), (40, 2000))))
     0.03
     """
-    if before.stolen_ticks is None or after.stolen_ticks is None or before.all_ticks is None or after.all_ticks is None:
+    if before.ticks is None or after.ticks is None:
         return None
-    passed = after.all_ticks - before.all_ticks
-    return (after.stolen_ticks - before.stolen_ticks) / passed if passed > 0 else None
+    stolen, passed = (now - then for then, now in zip(before.ticks, after.ticks, strict=True))
+    return stolen / passed if passed > 0 else None
 
 
 def warnings(

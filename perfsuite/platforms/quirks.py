@@ -110,9 +110,14 @@ def quirks(family: str, *, version: str = "", architecture: int | None = None) -
 
 def package_version(family: str) -> str:
     """Return the installed version of the vendor's package for torch, without importing it; empty: none."""
+    return installed_version(_tables()["package"].get(family, "no package"))
+
+
+def installed_version(distribution: str) -> str:
+    """Return the installed version of a package from its metadata, without importing it; empty: none."""
     from importlib.metadata import PackageNotFoundError, version  # takes 20 ms; most commands do not need it
 
     try:
-        return version(_tables()["package"][family])
-    except (KeyError, PackageNotFoundError):
+        return version(distribution)
+    except PackageNotFoundError:
         return ""

@@ -6,15 +6,17 @@ The libraries are optional. An unreadable value is None and printed as ``unknown
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from perfsuite.record.step import USUAL_UNDER_LOAD
 
 T = TypeVar("T")
+R = TypeVar("R", bound="HandleTelemetry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,10 @@ class Reading:
     processes: tuple[int, ...] | None = None  # Processes on the device, by the driver's numbers.
 
     def __str__(self) -> str:
-        throttle = None if self.throttle is None else ", ".join(self.throttle) or "none"
+        throttle = "unknown" if self.throttle is None else ", ".join(self.throttle) or "none"
         return (
             f"device {self.index}: clock {_number(self.clock_mhz, ' MHz')} of {_number(self.max_clock_mhz, ' MHz')}, "
-            f"throttled by {throttle or 'unknown'}, power {_number(self.power_w, ' W')} of "
+            f"throttled by {throttle}, power {_number(self.power_w, ' W')} of "
             f"{_number(self.power_cap_w, ' W')}, {_number(self.temperature_c, ' °C')}, "
             f"processes {_number(None if self.processes is None else len(self.processes), '')}"
         )
@@ -59,11 +61,24 @@ class Telemetry(ABC):
 
 
 class HandleTelemetry(Telemetry):
-    """A reader by a vendor's library with a handle for each device."""
+    """A reader by a vendor's library, the module ``source``, with a handle for each device."""
 
-    def __init__(self, library: Any, handles: Sequence[Any]) -> None:
+    shut_down: ClassVar[str]  # The library's function that releases it.
+
+    def __init__(self, library: Any, devices: Sequence[Any]) -> None:
         self._library = library
-        self._handles = handles
+        self._handles = self._open(devices)
+
+    @classmethod
+    def open(cls: type[R], devices: Sequence[Any], library: Any = None) -> R | None:
+        """Return a reader of these devices; None without the library, its driver or a device."""
+        with contextlib.suppress(Exception):  # missing library, driver not loaded: errors without a common base
+            return cls(library or importlib.import_module(cls.source), devices)
+        return None
+
+    @abstractmethod
+    def _open(self, devices: Sequence[Any]) -> list[Any]:
+        """Initialise the library and return a handle for each device."""
 
     def read(self) -> tuple[Reading, ...]:
         """Return one reading per device."""
@@ -72,6 +87,11 @@ class HandleTelemetry(Telemetry):
     @abstractmethod
     def _reading(self, index: int, handle: Any) -> Reading:
         """Return the reading of one device."""
+
+    def close(self) -> None:
+        """Release the library."""
+        with contextlib.suppress(Exception):
+            getattr(self._library, self.shut_down)()
 
 
 class Unread(Telemetry):

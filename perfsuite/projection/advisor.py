@@ -66,8 +66,7 @@ class Candidate:
     @property
     def binding(self) -> str:
         """Return the resource that takes most of the step."""
-        totals = self.by_resource
-        return max(totals, key=lambda resource: totals[resource])
+        return max(self.by_resource, key=self.by_resource.__getitem__)
 
     @property
     def simplicity(self) -> tuple[int, int, int, int, float]:
@@ -126,27 +125,25 @@ def advise(
     """
     choices = _choices(base, world_size, global_batch)
     pricing = _Pricing(base, calibration)
-    fitting, legal, too_large = [], 0, 0
+    fitting, legal = [], 0
     for layout in choices.legal():
         legal += 1
         memory = pricing.memory(layout)
-        if not memory.fits:
-            too_large += 1
-            continue
-        fitting.append(Candidate(layout=layout, step=pricing.step(layout), memory=memory))
+        if memory.fits:
+            fitting.append(Candidate(layout=layout, step=pricing.step(layout), memory=memory))
     fitting.sort(key=lambda candidate: candidate.step.seconds)
     top = [dataclasses.replace(one, step=pricing.step(one.layout, simulated=True)) for one in fitting[:_AGAIN]]
-    top.sort(key=lambda candidate: candidate.step.seconds)
+    ranked = (*sorted(top, key=lambda candidate: candidate.step.seconds), *fitting[_AGAIN:])
     rejected = Counter(choices.rejected)
-    if too_large:
+    if too_large := legal - len(fitting):
         rejected[f"more than {MEMORY_LIMIT:.0%} of {base.capacity / GIB:.4g} GiB"] = too_large
     errors = errors_of(calibration)
     return Advice(
         job=base,
         world_size=world_size,
         global_batch=global_batch,
-        ranked=(*top, *fitting[_AGAIN:]),
-        ties=ties_of((*top, *fitting[_AGAIN:]), errors),
+        ranked=ranked,
+        ties=ties_of(ranked, errors),
         legal=legal,
         rejected=dict(rejected.most_common()),
         errors=errors,
@@ -165,7 +162,7 @@ def _choices(base: TrainingJob, world_size: int, global_batch: int) -> Layouts:
 
 
 class _Pricing:
-    """Memory and step of layouts; layouts with the same :func:`_code_key` share their prices."""
+    """Memory and step of layouts; layouts whose code is the same share their prices."""
 
     def __init__(self, base: TrainingJob, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
@@ -182,7 +179,11 @@ class _Pricing:
         return self._of(layout)[1].step(layout, simulated=simulated)
 
     def _of(self, layout: Layout) -> tuple[Memories, Projector]:
-        key = _code_key(layout), self._waits and layout.sharding == "gradients"
+        # The fields of a layout that change the code: tp (padded words), sharding, gradient accumulation.
+        key = (
+            *(layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1),
+            self._waits and layout.sharding == "gradients",
+        )
         if key not in self._kept:
             job = job_of(self._base, layout)
             memories = Memories(model=job.architecture, code=job.implementation, capacity=job.capacity)
@@ -190,38 +191,20 @@ class _Pricing:
         return self._kept[key]
 
 
-def _code_key(layout: Layout) -> tuple[int, bool, bool]:
-    """Return the fields of a layout that change the code: tp (padded words), sharding, gradient accumulation."""
-    return layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1
-
-
 def job_of(base: TrainingJob, layout: Layout) -> TrainingJob:
     """Return the job of the same training step with another layout."""
-    training = dataclasses.replace(
-        base.training,
-        layout=str(layout),
-        sharding=layout.sharding,
-        schedule=layout.schedule,
-        stages_per_rank=layout.stages_per_rank,
-        micro_batch_size=layout.micro_batch_size,
-        num_micro_batches=layout.num_micro_batches,
-        checkpointing=layout.checkpointing,
-        sequence_parallel=layout.sequence_parallel,
-    )
+    training = dataclasses.replace(base.training, **layout.recorded)
     code = base.implementation if base.published_software else None
     return TrainingJob.of(training, base.device, node=base.node, implementation=code)
 
 
 def errors_of(calibration: Calibration) -> dict[str, float]:
     """Return the relative error of each resource, from the constants that it depends on."""
-    errors = {}
-    for resource, (beginning, unknown) in _ERROR_OF.items():
-        named = {**calibration.constants, **calibration.traits}
-        found = [
-            constant.relative_error for name, constant in named.items() if beginning and name.startswith(beginning)
-        ]
-        errors[resource] = max(found, default=unknown)
-    return errors
+    errors = {name: one.relative_error for name, one in {**calibration.constants, **calibration.traits}.items()}
+    return {
+        resource: max((error for name, error in errors.items() if start and name.startswith(start)), default=unknown)
+        for resource, (start, unknown) in _ERROR_OF.items()
+    }
 
 
 def difference_error(first: Candidate, second: Candidate, errors: Mapping[str, float]) -> float:
@@ -230,9 +213,7 @@ def difference_error(first: Candidate, second: Candidate, errors: Mapping[str, f
     Each resource counts with the time that one step waits longer for it. The floor is the error of the model's terms.
     """
     one, other = first.by_resource, second.by_resource
-    squares = sum(
-        ((one.get(resource, 0.0) - other.get(resource, 0.0)) * error) ** 2 for resource, error in errors.items()
-    )
+    squares = sum(((one.get(name, 0.0) - other.get(name, 0.0)) * error) ** 2 for name, error in errors.items())
     return math.sqrt(squares) + DIFFERENCE_FLOOR * min(first.step.seconds, second.step.seconds)
 
 

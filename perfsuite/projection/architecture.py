@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, fields
+from typing import Any
 
 from perfsuite.models import Model
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.models.language import Gpt, Llama
-from perfsuite.models.moe import Moe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,38 +73,17 @@ class Architecture:
     @classmethod
     def of(cls, model: Model) -> Architecture:
         """Return the architecture of a model that perfsuite builds."""
-        base = {"name": model.name, "layers": model.layers, "width": model.width, "heads": model.heads}
+        alike = {field.name: getattr(model, field.name) for field in fields(cls) if hasattr(model, field.name)}
+        alike["tokens"] = model.tokens_per_sample
         if isinstance(model, Gpt):
-            return cls(
-                **base,  # type: ignore[arg-type] # mypy sees one type for all values
-                key_heads=model.heads,
-                hidden=4 * model.width,
-                gated=False,
-                vocabulary=model.vocabulary,
-                tokens=model.tokens_per_sample,
-                tied=True,
-                positions=model.context,
-                biases=True,
-            )
+            alike |= {"hidden": 4 * model.width, "gated": False, "tied": True}
+            return cls(**alike, positions=model.context, biases=True)
         if isinstance(model, Llama):
-            experts = model.experts if isinstance(model, Moe) else 0
-            return cls(
-                **base,  # type: ignore[arg-type]
-                key_heads=model.kv_heads,
-                hidden=model.hidden,
-                gated=True,
-                vocabulary=model.vocabulary,
-                tokens=model.tokens_per_sample,
-                experts=experts,
-                top_k=model.top_k if isinstance(model, Moe) else 0,
-                expert_hidden=model.hidden if experts else 0,
-                capacity_factor=model.capacity_factor if isinstance(model, Moe) else None,
-            )
+            return cls(**alike, gated=True, expert_hidden=model.hidden if model.experts else 0)
         if isinstance(model, Decoder):
-            alike = {field.name: getattr(model, field.name) for field in fields(cls) if hasattr(model, field.name)}
-            return cls(**alike, tokens=model.tokens_per_sample, positions=model.context, biases=model.layer_norms)
+            return cls(**alike, positions=model.context, biases=model.layer_norms)
         assert isinstance(model, Dit), f"{model.name} is of a kind that projections do not know"
-        return _of_dit(model, base)
+        return _of_dit(model, alike)
 
     @property
     def features(self) -> int:
@@ -129,11 +108,9 @@ class Architecture:
             joined = (heads + 2 * self.key_heads) * self.features
             return ((joined, width), (width, heads * self.value_features))
         up = heads * (self.features - self.rope_width + self.value_features)
-        queries = ((self.query_rank, width), (heads * self.features, self.query_rank))
-        if not self.query_rank:
-            queries = ((heads * self.features, width),)  # type: ignore[assignment] # one matrix in place of two
+        rank, queries = self.query_rank, heads * self.features
         return (
-            *queries,
+            *(((rank, width), (queries, rank)) if rank else ((queries, width),)),
             (self.key_rank + self.rope_width, width),
             (up, self.key_rank),
             (width, heads * self.value_features),
@@ -209,28 +186,20 @@ class Architecture:
         return products + self.layers * self.scores + self.more_flops
 
 
-def _of_dit(model: Dit, base: dict[str, object]) -> Architecture:
+def _of_dit(model: Dit, alike: dict[str, Any]) -> Architecture:
     """Return a DiT: 4 D^2 for each attention and an MLP of 4 D per block; per-sample matrices are counted once."""
-    width, layers = model.width, model.layers
-    within, over = (
-        (float(model.frames), model.patches, model.patches),
-        (float(model.patches), model.frames, model.frames),
-    )
-    groups: tuple[tuple[float, int, int], ...]
+    width, layers, both = model.width, model.layers, isinstance(model, Stdit)
+    each = 1.0 if both else 0.5  # a block attends within frames and over them, or does one of the two
+    groups = [(each * model.frames, model.patches, model.patches), (each * model.patches, model.frames, model.frames)]
     if isinstance(model, Stdit):
-        words = (1.0, model.tokens_per_sample, model.caption_length)
-        groups, further = (within, over, words), 6 * width**2
-    else:
-        groups, further = ((within[0] / 2, *within[1:]), (over[0] / 2, *over[1:])), 0
+        groups.append((1.0, model.tokens_per_sample, model.caption_length))
     shell = Architecture(
-        **base,  # type: ignore[arg-type]
+        **alike,
         key_heads=model.heads,
         hidden=4 * width,
         gated=False,
-        vocabulary=0,
-        tokens=model.tokens_per_sample,
-        token_groups=groups,
-        more_projections=further,
+        token_groups=tuple(groups),
+        more_projections=6 * width**2 * both,
     )
     block = shell.attention_weights + shell.mlp_weights(experts=False)
     once = (model.parameters - layers * block) // layers

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,8 +27,15 @@ from perfsuite.record.codec import from_json, read_json, to_json
 SCHEMA = 1
 KIND = "perfsuite calibration"
 
-ELEMENT_BYTES: Mapping[str, float] = MappingProxyType({"fp32": 4.0, "tf32": 4.0, "fp64": 8.0})
+_ELEMENT_BYTES: Mapping[str, float] = MappingProxyType({"fp32": 4.0, "tf32": 4.0, "fp64": 8.0})
 """Bytes of an element in memory; 2 for all other dtypes, because fp8 is stored wide."""
+
+
+def product_bytes(shape: Sequence[float], dtype: str) -> float:
+    """Return the bytes that a product (groups, m, n, k) reads and writes."""
+    groups, m, n, k = shape
+    return _ELEMENT_BYTES.get(dtype, 2.0) * groups * (m * k + k * n + m * n)
+
 
 Regime = Literal["in situ", "kernels only", "software and device", "software, another device", "platform row only"]
 """The measurements behind a calibration. in situ: steps of a block on this device. kernels only: kernels on this
@@ -61,6 +69,19 @@ class KernelPoint:
     stage: str = ""
     """forward, backward_input or backward_weight if the kernel differs by it; empty: any."""
     causal: bool = True
+
+    @property
+    def flops(self) -> float:
+        """Return the operations; a causal mask halves attention, a backward pass recomputes the scores.
+
+        >>> KernelPoint(kind="matmul", dtype="bf16", shape=(1, 2, 3, 4), time_s=1.0).flops
+        48.0
+        """
+        if self.kind in ("matmul", "grouped_matmul"):
+            return 2.0 * math.prod(self.shape)
+        batch, tokens, heads, _, features = self.shape
+        pairs = batch * heads * tokens**2 * (0.5 if self.causal else 1.0)
+        return 4.0 * pairs * features * (2.5 if self.kind == "attention_backward" else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,18 +244,13 @@ ASSUMED_NETWORK = Constant(
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write the file atomically. Raises ConfigurationError with the reason if it cannot be written."""
     body = to_json(calibration)
-    whole = {"kind": KIND, "schema": SCHEMA, "checksum": _checksum(body), "calibration": body}
-    write_file(path, json_text(whole))
+    write_file(path, json_text({"kind": KIND, "schema": SCHEMA, "checksum": _checksum(body), "calibration": body}))
 
 
 def read_calibration(path: Path) -> Calibration:
     """Return the calibration in a file. Raises ConfigurationError with line and reason for a damaged or newer file."""
     remedy = "write it anew with perfsuite calibrate"
     whole = read_json(path, ConfigurationError, remedy, kind="calibration ")
-    return _decode(whole, path)
-
-
-def _decode(whole: Any, path: Path) -> Calibration:
     if not isinstance(whole, Mapping) or whole.get("kind") != KIND:
         raise ConfigurationError(f"{path}, line 1: no calibration (kind {KIND!r}); perfsuite calibrate writes one")
     schema = whole.get("schema")

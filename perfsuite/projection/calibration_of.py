@@ -7,13 +7,13 @@ source says so. Simulated and real results are never mixed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import Catalog, DeviceModel
-from perfsuite.projection.calibration import DEVICE_CONSTANTS, SOFTWARE_TRAITS, Calibration, Constant, Regime
+from perfsuite.projection.calibration import DEVICE_CONSTANTS, SOFTWARE_TRAITS, Calibration, Regime
 from perfsuite.projection.device_constants import collective_lines, constants_of, kernel_points, link_constants
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.traits import traits_of
@@ -87,9 +87,9 @@ def calibrate(observations: Iterable[Observation], catalog: Catalog) -> tuple[Ca
     for platform, software in pairs:
         own = [one for one in seen if (one.platform, one.software) == (platform, software)]
         others = [one for one in seen if one.platform == platform and one.software != software]
-        device = catalog.find(platform)
-        if _tells(own):
-            made.append(_calibrated(own, others, device))
+        device, measured = catalog.find(platform), _measured(own)
+        if measured.kernels or measured.constants or measured.collectives:
+            made.append(_calibrated(measured, own, others, device))
     if not made:
         kinds = ", ".join(sorted({one.kind for one in seen}))
         raise ConfigurationError(
@@ -99,27 +99,20 @@ def calibrate(observations: Iterable[Observation], catalog: Catalog) -> tuple[Ca
     return tuple(made)
 
 
-def _tells(observations: Sequence[Observation]) -> bool:
-    points = kernel_points(observations)
-    return bool(points or constants_of(observations, points) or collective_lines(observations))
-
-
-def _calibrated(own: Sequence[Observation], others: Sequence[Observation], device: DeviceModel) -> Calibrated:
-    row = Calibration.from_platform(device)
-    measured = _measured(own)
+def _calibrated(
+    measured: Calibration, own: Sequence[Observation], others: Sequence[Observation], device: DeviceModel
+) -> Calibrated:
     elsewhere = _of_other_software(_measured(others), others)
-    stand_ins = {**row.constants, **elsewhere.constants}
     points = measured.kernels or elsewhere.kernels
-    lines = measured.collectives or elsewhere.collectives
-    regime: Regime = "kernels only" if measured.kernels or elsewhere.kernels else "platform row only"
+    regime: Regime = "kernels only" if points else "platform row only"
     whole = dataclasses.replace(
         measured,
         device=device.name,
         software=own[0].software,
         regime=regime,
-        constants={**stand_ins, **measured.constants},
+        constants={**Calibration.from_platform(device).constants, **elsewhere.constants, **measured.constants},
         kernels=points,
-        collectives=lines,
+        collectives=measured.collectives or elsewhere.collectives,
         largest_world=max(one.world_size for one in own),
         fingerprint=own[0].fingerprint,
         simulated=own[0].simulated,
@@ -131,17 +124,13 @@ def _calibrated(own: Sequence[Observation], others: Sequence[Observation], devic
     if device.family == "cpu":  # it starts a kernel by computing it
         del wanted["launch_us"]
     gaps = tuple(_gap(name, meaning, whole) for name, meaning in wanted.items() if name not in constants)
-    return Calibrated(calibration=whole, gaps=gaps, notes=(*notes, *_noisy(constants)), cases=len(own))
-
-
-def _noisy(constants: Mapping[str, Constant]) -> Iterator[str]:
-    """Yield the constants whose cases contradict each other."""
-    for name, constant in constants.items():
-        if constant.relative_error > NOISY and name not in ("kernel_us", "wave_outputs", "host_step_s"):
-            yield (
-                f"{name} is known to +-{100 * constant.relative_error:.0f} % only; measure its cases again on a quiet "
-                f"machine: {constant.source}"
-            )
+    contradicting = (
+        f"{name} is known to +-{100 * constant.relative_error:.0f} % only; measure its cases again on a quiet "
+        f"machine: {constant.source}"
+        for name, constant in constants.items()
+        if constant.relative_error > NOISY and name not in ("kernel_us", "wave_outputs", "host_step_s")
+    )
+    return Calibrated(calibration=whole, gaps=gaps, notes=(*notes, *contradicting), cases=len(own))
 
 
 def _measured(observations: Sequence[Observation]) -> Calibration:
@@ -175,7 +164,7 @@ def _wanted(calibration: Calibration) -> dict[str, str]:
 
 
 def _gap(name: str, meaning: str, calibration: Calibration) -> Gap:
-    constant: Constant | None = calibration.constant(name)
+    constant = calibration.constant(name)
     stand_in = f"{constant.value:.4g} {constant.unit} ({constant.source})" if constant else ""
     return Gap(name=name, meaning=meaning, stand_in=stand_in, command=command_for(name, calibration.device))
 

@@ -5,7 +5,6 @@ No constant is fitted to steps. Each one follows from cases of one kind, which i
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.text import listed
 from perfsuite.metrics import fit_alpha_beta
-from perfsuite.projection.calibration import ELEMENT_BYTES, CollectiveLine, Constant, KernelPoint
+from perfsuite.projection.calibration import CollectiveLine, Constant, KernelPoint, product_bytes
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.observation import Observation
 
@@ -42,12 +41,10 @@ def kernel_points(observations: Iterable[Observation]) -> tuple[KernelPoint, ...
 
 def _point(seen: Observation) -> KernelPoint | None:
     fields = seen.parameters
-    if seen.kind == "Matmul":
+    if seen.kind in ("Matmul", "ScaledMatmul"):
+        dtype = "fp8" if seen.kind == "ScaledMatmul" else str(fields.get("dtype", "fp32"))
         shape = (1, fields["m"], fields["n"], fields["k"])
-        return KernelPoint(kind="matmul", dtype=_dtype(seen), shape=shape, time_s=seen.time_s, source=seen.case)
-    if seen.kind == "ScaledMatmul":
-        shape = (1, fields["m"], fields["n"], fields["k"])
-        return KernelPoint(kind="matmul", dtype="fp8", shape=shape, time_s=seen.time_s, source=seen.case)
+        return KernelPoint(kind="matmul", dtype=dtype, shape=shape, time_s=seen.time_s, source=seen.case)
     if seen.kind == "Attention":
         names = ("batch_size", "sequence_length", "heads", "kv_heads", "head_width")
         backward = fields.get("direction", "forward") == "backward"
@@ -60,10 +57,6 @@ def _point(seen: Observation) -> KernelPoint | None:
             causal=fields.get("causal", True),
         )
     return None
-
-
-def _dtype(seen: Observation) -> str:
-    return str(seen.parameters.get("dtype", "fp32"))
 
 
 def constants_of(observations: Sequence[Observation], points: Sequence[KernelPoint]) -> dict[str, Constant]:
@@ -88,18 +81,20 @@ def constants_of(observations: Sequence[Observation], points: Sequence[KernelPoi
     return constants
 
 
-def operations(point: KernelPoint) -> float:
-    """Return the operations of a kernel; a causal mask halves attention, a backward pass recomputes the scores.
+def least_squares(rows: Sequence[tuple[float, float, float]], alike: float = 0.0) -> tuple[float, float] | None:
+    """Return (x, y) with the least squares of a x + b y - c over rows (a, b, c).
 
-    >>> point = KernelPoint(kind="matmul", dtype="bf16", shape=(1, 2, 3, 4), time_s=1.0)
-    >>> operations(point)
-    48.0
+    None if 1 - squared cosine of the columns a and b is at most ``alike``: then no row separates the two.
+
+    >>> least_squares([(1.0, 0.0, 2.0), (0.0, 1.0, 3.0), (1.0, 1.0, 5.0)])
+    (2.0, 3.0)
     """
-    if point.kind in ("matmul", "grouped_matmul"):
-        return 2.0 * math.prod(point.shape)
-    batch, tokens, heads, _, features = point.shape
-    pairs = batch * heads * tokens**2 * (0.5 if point.causal else 1.0)
-    return 4.0 * pairs * features * (2.5 if point.kind == "attention_backward" else 1.0)
+    first, both, second = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    determinant = first * second - both**2
+    if determinant <= alike * first * second:
+        return None
+    left, right = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
+    return (left * second - right * both) / determinant, (right * first - left * both) / determinant
 
 
 def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
@@ -113,15 +108,11 @@ def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
         if point.time_s > 2 * kernel_s:
             by_dtype.setdefault(point.dtype, []).append(point)
     most = max(by_dtype.values(), key=len, default=[])
-    places = [(1 / _outputs(point), (point.time_s - kernel_s) / operations(point)) for point in most]
+    places = [(1 / _outputs(point), (point.time_s - kernel_s) / point.flops) for point in most]
     if len({place for place, _ in places}) < 3:
         return None
     # Relative: on a machine that is not quiet the smallest products are off the most.
-    rows = [(1 / seconds, place / seconds) for place, seconds in places]
-    ones, both, squares = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    right, own = (sum(row[i] for row in rows) for i in (0, 1))
-    determinant = ones * squares - both**2
-    level, slope = (right * squares - own * both) / determinant, (own * ones - right * both) / determinant
+    level, slope = least_squares([(1 / seconds, place / seconds, 1.0) for place, seconds in places]) or (0.0, 0.0)
     if level <= 0:
         return None
     return Constant(value=max(0.0, slope / level), unit="outputs", source=named(most), relative_error=0.5)
@@ -129,11 +120,7 @@ def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
 
 def _is_moving(point: KernelPoint, memory: Constant | None) -> bool:
     """Return whether a product waits for memory, so that its time does not depend on idle units."""
-    if memory is None:
-        return False
-    groups, m, n, k = point.shape
-    moved = ELEMENT_BYTES.get(point.dtype, 2.0) * groups * (m * k + k * n + m * n)
-    return moved / (memory.value * 1e9) > 0.5 * point.time_s
+    return memory is not None and product_bytes(point.shape, point.dtype) / (memory.value * 1e9) > 0.5 * point.time_s
 
 
 def _outputs(point: KernelPoint) -> float:
@@ -142,12 +129,12 @@ def _outputs(point: KernelPoint) -> float:
 
 
 def _sustained(points: Sequence[KernelPoint], kernel_s: float, wave: float) -> Constant | None:
-    most = max(operations(point) for point in points)
-    large = [point for point in points if operations(point) * _LARGE >= most and point.time_s > 2 * kernel_s]
+    most = max(point.flops for point in points)
+    large = [point for point in points if point.flops * _LARGE >= most and point.time_s > 2 * kernel_s]
     if not large:
         return None
     rates = sorted(
-        operations(point) * (1 + (wave / _outputs(point) if wave else 0.0)) / (point.time_s - kernel_s) / 1e12
+        point.flops * (1 + (wave / _outputs(point) if wave else 0.0)) / (point.time_s - kernel_s) / 1e12
         for point in large
     )
     middle = statistics.median(rates)
@@ -160,33 +147,26 @@ def _memory(observations: Sequence[Observation]) -> dict[str, Constant]:
     streams = [seen for seen in observations if seen.kind in _MOVED and seen.world_size == 1 and not seen.host_bound]
     beyond = [seen for seen in streams if seen.parameters["buffer_bytes"] > _BEYOND_CACHE * seen.cache_bytes]
     cached = f" (within {_BEYOND_CACHE:g} x the cache)" if streams and not beyond else ""
-    sized = sorted(
-        ((_MOVED[seen.kind] * seen.parameters["buffer_bytes"], seen) for seen in beyond or streams),
-        key=lambda pair: pair[0],
-    )
-    constants = {}
-    if sized:
-        bytes_moved, largest = sized[-1]
-        smaller = [(size, seen) for size, seen in sized if size * _LARGE <= bytes_moved and seen.kind == largest.kind]
-        cases = [largest]
-        slope_s = largest.time_s / bytes_moved
-        if smaller:
-            size, small = smaller[0]
-            slope_s = (largest.time_s - small.time_s) / (bytes_moved - size)
-            cases.append(small)
-            if slope_s > 0:
-                rest = max(0.0, small.time_s - size * slope_s) * 1e6
-                constants["kernel_us"] = Constant(value=rest, unit="us", source=named(cases), relative_error=0.5)
-        if slope_s > 0:
-            ends = [size / seen.time_s for size, seen in sized if size * _LARGE > bytes_moved]
-            spread = (max(ends) - min(ends)) / 2 * slope_s if len(ends) > 1 else ONE_CASE
-            constants["memory_gb_per_s"] = Constant(
-                value=1e-9 / slope_s,
-                unit="GB/s",
-                source=named(cases) + cached,
-                relative_error=0.5 if cached else round(spread, 4),
-            )
-    return constants
+    moved = ((_MOVED[seen.kind] * seen.parameters["buffer_bytes"], seen) for seen in beyond or streams)
+    sized = sorted(moved, key=lambda pair: pair[0])
+    if not sized:
+        return {}
+    bytes_moved, largest = sized[-1]
+    smaller = [(size, seen) for size, seen in sized if size * _LARGE <= bytes_moved and seen.kind == largest.kind]
+    size, small = smaller[0] if smaller else (0.0, None)
+    slope_s = (largest.time_s - (small.time_s if small else 0.0)) / (bytes_moved - size)
+    if slope_s <= 0:
+        return {}
+    source = named([largest, small] if small else [largest])
+    ends = [size / seen.time_s for size, seen in sized if size * _LARGE > bytes_moved]
+    spread = (max(ends) - min(ends)) / 2 * slope_s if len(ends) > 1 else ONE_CASE
+    error = 0.5 if cached else round(spread, 4)
+    rate = Constant(value=1e-9 / slope_s, unit="GB/s", source=source + cached, relative_error=error)
+    if small is None:
+        return {"memory_gb_per_s": rate}
+    rest_us = max(0.0, small.time_s - size * slope_s) * 1e6
+    kernel = Constant(value=rest_us, unit="us", source=source, relative_error=0.5)
+    return {"kernel_us": kernel, "memory_gb_per_s": rate}
 
 
 def _kernel(observations: Iterable[Observation]) -> dict[str, Constant]:
@@ -200,8 +180,7 @@ def _kernel(observations: Iterable[Observation]) -> dict[str, Constant]:
 
 def named(cases: Iterable[Observation | KernelPoint]) -> str:
     """Return the first three ids of the cases."""
-    names = [case.case if isinstance(case, Observation) else case.source for case in cases]
-    return listed(names, 3)
+    return listed([case.case if isinstance(case, Observation) else case.source for case in cases], 3)
 
 
 COLLECTIVES: Mapping[str, str] = MappingProxyType(
@@ -244,17 +223,15 @@ def _collective(seen: Observation) -> tuple[str, int, int, int, int] | None:
 
 def _line(key: tuple[str, int, int, int, int], by_size: Mapping[float, Observation]) -> CollectiveLine | None:
     collective, ranks, nodes, stride, concurrent = key
-    points = sorted((size, seen.time_s) for size, seen in by_size.items())
-    fitted = _fit(points)
+    fitted = _fit(sorted((size, seen.time_s) for size, seen in by_size.items()))
     if fitted is None:
         return None
     alpha_s, bytes_per_s, misfit = fitted
-    factor = busbw_factor(collective, ranks)
     return CollectiveLine(
         collective=collective,
         ranks=ranks,
         alpha_us=alpha_s * 1e6,
-        beta_gb_per_s=bytes_per_s * factor / 1e9,
+        beta_gb_per_s=bytes_per_s * busbw_factor(collective, ranks) / 1e9,
         nodes=nodes,
         stride=stride,
         concurrent=concurrent,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import NamedTuple
 
 from perfsuite.projection.architecture import Architecture
@@ -18,6 +17,7 @@ from perfsuite.projection.kernels import NONE, KernelTimes, Links, Seconds
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.stages import Priced, StagePrices, Stages
+from perfsuite.statistics.robust import expected_maximum
 
 _SPREAD_OF = 8
 """A calibrated step already contains the wait for the slowest of this many ranks."""
@@ -31,7 +31,7 @@ class StepTime(NamedTuple):
     bubble_ratio: float
     host_s: float
     """Seconds that the host needs to start all kernels of a step."""
-    stages: tuple[Priced, ...]
+    stages: Stages
 
 
 @dataclass(kw_only=True)
@@ -89,33 +89,31 @@ class Projector:
         ]
         kept = tuple([part for part in parts if part[2]])
         seconds_s = device_s + waits_s + self._host_s + slower_s
-        return StepTime(seconds_s, kept, bubble_ratio, launched + self._host_s, stages.each)
+        return StepTime(seconds_s, kept, bubble_ratio, launched + self._host_s, stages)
 
     def _pipeline_s(self, layout: Layout, stages: Stages, *, simulated: bool) -> float:
         """Return the seconds from the first to the last action of the pipeline, for any data parallelism."""
         # Stages live as long as this projector.
         key = (id(stages), layout.schedule, layout.num_micro_batches, simulated)
         if key not in self._pipelines:
-            pipeline = PricedPipeline(
+            self._pipelines[key] = PricedPipeline(
                 schedule=layout.schedule or "1f1b",
                 ranks=layout.shape.size("pp"),
                 num_micro_batches=layout.num_micro_batches,
                 stages_per_rank=layout.stages_per_rank,
                 times=stages.times,
-            )
-            self._pipelines[key] = pipeline.step_s(simulated=simulated)
+            ).step_s(simulated=simulated)
         return self._pipelines[key]
 
     def _end(self, layout: Layout, groups: dict[str, Group], first: Priced) -> list[tuple[str, str, float]]:
         """Price the end of a step: exposed messages of data parallelism, and the optimizer."""
         parts: list[tuple[str, str, float]] = []
-        seconds = self._links.seconds
-        size = layout.shape.size
+        seconds, size = self._links.seconds, layout.shape.size
         place = (size("tp"), size("ep"), size("pp"), layout.stages_per_rank)
         if place not in self._parameters:
             self._parameters[place] = rank_parameters(self.model, layout)
         dense, expert = self._parameters[place]
-        window = min(layout.shape.size("pp"), layout.num_micro_batches) if layout.stages_per_rank > 1 else 1
+        window = min(size("pp"), layout.num_micro_batches) if layout.stages_per_rank > 1 else 1
         backward_s, forward_s = window * first.backward_s, window * first.forward.total
         copied, shard, experts = layout.sharding == "none", groups["shard"], groups["experts"]
         if copied:
@@ -132,17 +130,13 @@ class Projector:
             parts += [(name, resource, times * value) for name, resource, value in waits]
         if layout.sequence_parallel:
             parts += self._waits("norms", self._norms(layout, groups), 0.0, layout)
-        if self.model.tied and layout.shape.size("pp") > 1:
+        if self.model.tied and size("pp") > 1:
             words = self.model.vocabulary * self.model.width / size("tp")
             words *= self.code.kept_gradient_bytes or self.code.gradient_bytes
             words /= shard.ranks if layout.sharding in ("gradients", "parameters") else 1
-            pair = Group(
-                ranks=2,
-                per_node=1 if groups["pp"].nodes > 1 else 2,
-                nodes=min(2, groups["pp"].nodes),
-                stride=groups["pp"].stride,
-                concurrent=min(groups["pp"].stride, self.devices_per_node),
-            )
+            stride, nodes = groups["pp"].stride, min(2, groups["pp"].nodes)
+            concurrent = min(stride, self.devices_per_node)
+            pair = Group(ranks=2, per_node=2 // nodes, nodes=nodes, stride=stride, concurrent=concurrent)
             parts += self._waits("tied embedding", seconds("all_reduce", words, pair), 0.0, layout)
         own = dense / (1 if copied else shard.ranks) + expert / (1 if copied else experts.ranks)
         optimizer_s = own * self.code.optimizer_bytes * self._stages.second_per_byte
@@ -155,8 +149,7 @@ class Projector:
 
         FSDP2 keeps each of them as a separate parameter, so they are summed one by one.
         """
-        model, code = self.model, self.code
-        layers = math.ceil(model.layers / layout.stages) * layout.stages_per_rank
+        model, code, layers = self.model, self.code, layout.most_layers(self.model.layers)
         norms = (2 * layers + 1) * (2 if model.biases else 1)
         routers = min(layers, model.expert_layers)
         size = code.compute_bytes * model.width * (norms + routers * model.experts)
@@ -165,26 +158,24 @@ class Projector:
 
     def _optimizer_kernels(self, layout: Layout) -> int:
         """Return the optimizer's kernels: one set for the list of parameters, or one per parameter without lists."""
-        code, pp = self.code, layout.shape.size("pp")
+        code = self.code
         if not code.block_tensors:
             return code.optimizer_kernels
-        layers = math.ceil(self.model.layers / layout.stages) * layout.stages_per_rank
-        return code.optimizer_kernels * (layers * code.block_tensors + math.ceil(code.end_tensors / pp))
+        ends = math.ceil(code.end_tensors / layout.shape.size("pp"))
+        return code.optimizer_kernels * (layout.most_layers(self.model.layers) * code.block_tensors + ends)
 
     def _reduced(self, count: float, message: Seconds, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
         """Price gradients in buckets. The last bucket is never hidden, and all gradients are copied into buckets."""
         code = self.code
-        last = _last_bucket(count * code.gradient_bytes, code.bucket_bytes) * message.total
-        waits_s = max(last, self._stages.exposed(message, behind_s, layout))
-        exposed = NONE.waiting(message, waits_s)
+        last_s = _last_bucket(count * code.gradient_bytes, code.bucket_bytes) * message.total
         copied_s = count * code.bucket_copied_bytes * self._stages.second_per_byte
-        return [
-            *(("gradients", "link", exposed.link), ("gradients", "network", exposed.network)),
-            ("gradients into buckets", "memory", copied_s),
-        ]
+        waits = self._waits("gradients", message, behind_s, layout, least_s=last_s)
+        return [*waits, ("gradients into buckets", "memory", copied_s)]
 
-    def _waits(self, name: str, message: Seconds, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
-        exposed = NONE.waiting(message, self._stages.exposed(message, behind_s, layout))
+    def _waits(
+        self, name: str, message: Seconds, behind_s: float, layout: Layout, least_s: float = 0.0
+    ) -> list[tuple[str, str, float]]:
+        exposed = NONE.waiting(message, max(least_s, self._stages.exposed(message, behind_s, layout)))
         return [(name, "link", exposed.link), (name, "network", exposed.network)]
 
 
@@ -201,26 +192,15 @@ def _last_bucket(gradient_bytes: float, bucket_bytes: float) -> float:
     return ((gradient_bytes % bucket_bytes) or bucket_bytes) / gradient_bytes
 
 
-def expected_maximum(count: int) -> float:
-    """Return the expected maximum of ``count`` standard normal numbers, by Blom's approximation.
-
-    >>> round(expected_maximum(8), 2), round(expected_maximum(2048), 2)
-    (1.43, 3.43)
-    """
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
-
-
 def rank_parameters(model: Architecture, layout: Layout) -> tuple[float, float]:
     """Return (dense, expert) parameters of the fullest rank before data parallelism shards them."""
     tp, ep, pp = (layout.shape.size(axis) for axis in ("tp", "ep", "pp"))
-    layers = math.ceil(model.layers / layout.stages) * layout.stages_per_rank
-    routed = model.experts * model.matrices * model.width * model.expert_hidden if model.experts else 0
+    layers = layout.most_layers(model.layers)
+    routed = model.experts * model.matrices * model.width * model.expert_hidden
     expert_layers = min(layers, model.expert_layers)
-    dense = layers * model.block_parameters()
+    dense = (layers - expert_layers) * model.block_parameters() + model.more_parameters
     if expert_layers:
-        rest = model.block_parameters(experts=True) - routed
-        dense = (layers - expert_layers) * model.block_parameters() + expert_layers * rest
-    ends = model.embedding_parameters if model.vocabulary else 0
-    if pp == 1:
-        ends += model.head_parameters if model.vocabulary else 0
-    return (dense + ends + model.more_parameters) / tp, expert_layers * routed / tp / ep
+        dense += expert_layers * (model.block_parameters(experts=True) - routed)
+    if model.vocabulary:
+        dense += model.embedding_parameters + (model.head_parameters if pp == 1 else 0)
+    return dense / tp, expert_layers * routed / tp / ep

@@ -146,32 +146,6 @@ class Implementation:
     """Whether tensor-parallel ranks send a part each."""
 
 
-def counted(*, gated: bool, autocast: bool, compiled: bool) -> Implementation:
-    """Return the row of perfsuite's own modules: one kernel per operation, fewer if compiled.
-
-    Bytes of elementwise kernels per token, forward and backward, are read from the modules: GPT 20 D + 4 F and 36 D + 6
-    F in one 16-bit dtype. Under autocast norms, residuals and rotations run in fp32 with 16-bit copies. A compiler
-    joins chains into one pass; without a dry run it moves 0.6 of these bytes.
-    """
-    rotations = 14.0 if gated else 0.0
-    forward, backward = (20.0 + rotations, 6.0 if gated else 4.0), (36.0 + 2 * rotations, 10.0 if gated else 6.0)
-    scale = (1.8 if autocast else 1.0) * (0.6 if compiled else 1.0)
-    return Implementation(
-        name="perfsuite" + (", autocast" if autocast else "") + (", compiled" if compiled else ""),
-        source="read from the code of perfsuite.models",
-        splits_positions=True,
-        ring_gradient_bytes=4.0,
-        forward_width_bytes=scale * forward[0],
-        forward_hidden_bytes=scale * forward[1],
-        backward_width_bytes=scale * backward[0],
-        backward_hidden_bytes=scale * backward[1],
-        forward_kernels=8 if compiled else 22,
-        backward_kernels=14 if compiled else 40,
-        kept_hidden_bytes=8.0 if gated else 4.0,
-        kept_whole_bytes=12.0 if autocast else 8.0,
-    )
-
-
 WITHOUT_LISTS = ("musa", "cpu")
 """Families whose kernels take single tensors: torch_musa registers no foreach kernel, torch has none for CPUs."""
 
@@ -200,20 +174,15 @@ def implementation_of(model: Model, training: Training, *, grouped: bool = True)
     if counts is None:
         return row
     forward, backward = _math_width(model) if training.attention == "math" else (0.0, 0.0)
+    alike = {name: value for name, value in vars(counts).items() if not name.endswith(("kernels", "weight_bytes"))}
+    alike["forward_width_bytes"] += forward * row.kept_head_bytes
+    alike["backward_width_bytes"] += backward * row.kept_head_bytes
     return dataclasses.replace(
         row,
+        **alike,
         source=f"counted by a dry run of {COUNTED_OF[kind_of(model) or '']}{', compiled' if training.compiled else ''}",
-        forward_width_bytes=counts.forward_width_bytes + forward * row.kept_head_bytes,
-        forward_hidden_bytes=counts.forward_hidden_bytes,
-        backward_width_bytes=counts.backward_width_bytes + backward * row.kept_head_bytes,
-        backward_hidden_bytes=counts.backward_hidden_bytes,
         forward_kernels=round(counts.forward_kernels),
         backward_kernels=round(counts.backward_kernels),
-        kept_whole_bytes=counts.kept_whole_bytes,
-        kept_hidden_bytes=counts.kept_hidden_bytes,
-        forward_row_bytes=counts.forward_row_bytes,
-        backward_row_bytes=counts.backward_row_bytes,
-        kept_row_bytes=counts.kept_row_bytes,
         waits_for_routes=bool(model.experts) and not grouped,  # how many rows each expert has
         accumulation_bytes=row.accumulation_bytes + counts.forward_weight_bytes + counts.backward_weight_bytes,
         optimizer_bytes=OPTIMIZER_BYTES,
@@ -242,39 +211,52 @@ _BUCKET_BYTES = 25.0 * MIB
 
 
 def _read_from_code(model: Model, training: Training) -> Implementation:
-    plain = training.dtype in ("fp32", "tf32")
+    """Return the row of perfsuite's own modules without a dry run: one kernel per operation, fewer if compiled.
+
+    Bytes of elementwise kernels per token, forward and backward, are read from the modules: GPT 20 D + 4 F and 36 D + 6
+    F in one 16-bit dtype. Under autocast norms, residuals and rotations run in fp32 with 16-bit copies. A compiler
+    joins chains into one pass; without a dry run it moves 0.6 of these bytes.
+    """
+    plain, compiled = training.dtype in ("fp32", "tf32"), training.compiled
     gated = (kind_of(model) or "").startswith(("llama", "moe"))
-    own = counted(gated=gated, autocast=not plain, compiled=training.compiled)
-    double, element = (2.0, 4.0) if plain else (1.0, 2.0)
+    rotations, element = 14.0 * gated, 4.0 if plain else 2.0
+    scale = (2.0 if plain else 1.8) * (0.6 if compiled else 1.0)
     gradient = 4.0 if training.gradient_dtype == "fp32" else 2.0
-    gathered, scattered = _sharded_bytes(training)
+    sent = 2.0 if training.narrow else 4.0
+    gathered, scattered = 4 * sent, sent + 4.0  # FSDP2's foreach_all_gather_copy_out, twice, and its foreach_reduce
     # Others than DeepSpeed send gradients in the last micro-batch of a step (``reduce_in_last`` of their strategy).
     deepspeed = training.strategy in _DEEPSPEED
-    once = not deepspeed
     kept_gradient = 4.0 if training.strategy == "hybrid" and training.narrow else 0.0  # FSDP2 adds them up wide
     weight, state = 4.0, 8.0
     if deepspeed:  # narrow weights, their wide copy and the moments
-        weight = 2.0 if training.narrow else 4.0
+        weight = sent
         state = 12.0 if training.narrow or training.strategy != "zero0" else 8.0
-    return dataclasses.replace(
-        own,
-        forward_width_bytes=double * own.forward_width_bytes,
-        forward_hidden_bytes=double * own.forward_hidden_bytes,
-        backward_width_bytes=double * own.backward_width_bytes,
-        backward_hidden_bytes=double * own.backward_hidden_bytes,
-        compute_bytes=2.0 if training.narrow else 4.0,
+    return Implementation(
+        name="perfsuite" + ("" if plain else ", autocast") + (", compiled" if compiled else ""),
+        source="read from the code of perfsuite.models",
+        splits_positions=True,
+        ring_gradient_bytes=4.0,
+        forward_width_bytes=scale * (20.0 + rotations),
+        forward_hidden_bytes=scale * (6.0 if gated else 4.0),
+        backward_width_bytes=scale * (36.0 + 2 * rotations),
+        backward_hidden_bytes=scale * (10.0 if gated else 6.0),
+        forward_kernels=8 if compiled else 22,
+        backward_kernels=14 if compiled else 40,
+        kept_hidden_bytes=8.0 if gated else 4.0,
+        kept_whole_bytes=8.0 if plain else 12.0,
+        compute_bytes=sent,
         # Read in perfsuite.strategies.context_attention: in fp32; a kernel's narrow parts are made wide first.
         ring_bytes=(40.0, 12.0) if plain else (46.0, 10.0),
         # Its own products, in fp32: scaled, their logarithms of sums, exponentials; again, and their gradients.
         ring_score_bytes=(48.0, 52.0),
         # The backward pass of a block that ends with a sum does not need its addends. DeepSpeed uses torch's older
         # checkpoints. A compiler recomputes only the tensors that the backward pass uses.
-        stops_early=(training.compiled or kind_of(model) in ("gpt", "llama", "llama-grouped")) and not deepspeed,
-        sharded_bytes=gathered if once else gathered + scattered,
-        scattered_bytes=scattered if once else 0.0,
+        stops_early=(compiled or kind_of(model) in ("gpt", "llama", "llama-grouped")) and not deepspeed,
+        sharded_bytes=gathered + scattered if deepspeed else gathered,
+        scattered_bytes=0.0 if deepspeed else scattered,
         kept_head_bytes=element,
         # The input of a block and the results of all products: see perfsuite.models.layers.
-        selective=(0.0, (2.0 if training.narrow else 4.0) + 2 * element, element * (1 + gated)),
+        selective=(0.0, sent + 2 * element, element * (1 + gated)),
         gradient_bytes=gradient,
         data_overlap=1.0 if training.overlap else 0.0,
         gathers_each=training.strategy in ("fsdp", "hybrid"),
@@ -296,9 +278,3 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         optimizer_state_bytes=state,
         buffer_bytes=training.bucket_bytes,
     )
-
-
-def _sharded_bytes(training: Training) -> tuple[float, float]:
-    """Return the bytes of (two gathers, a scatter) of FSDP2, as foreach_all_gather_copy_out and foreach_reduce."""
-    element = 2.0 if training.narrow else 4.0
-    return 2 * (element + element), element + 4.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from perfsuite.base.collectives import busbw_factor
-from perfsuite.projection.calibration import ELEMENT_BYTES, Calibration, CollectiveLine, KernelPoint
+from perfsuite.projection.calibration import Calibration, CollectiveLine, KernelPoint, product_bytes
 from perfsuite.projection.layout import Group
 from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels
 
@@ -52,21 +52,14 @@ class KernelTimes:
             if placed is None:
                 continue
             for stage in (point.stage,) if point.stage else ("", "forward", "backward_input", "backward_weight"):
-                self._points.setdefault((_key(point), stage), []).append(placed)
+                self._points.setdefault((f"{point.kind} {point.dtype}", stage), []).append(placed)
 
     def matmul(self, product: MatmulKernel, *, wide: bool = False) -> float:
         """Return the seconds of a product or a group of products; ``wide``: in 16 bits for any dtype of the layers."""
         dtype = _wide(self.dtype) if wide else self.dtype
         kind = "grouped_matmul" if product.groups > 1 else "matmul"
         size = (product.groups, product.m, product.n, product.k)
-        by_rate = self._product_s(size, dtype)
-        points = self._points.get((f"{kind} {dtype}", product.stage))
-        if points:
-            ratio = self._between(points, size)
-            if ratio is not None:
-                return ratio * by_rate
-        self.found["rate"] += 1
-        return by_rate
+        return self._near(self._points.get((f"{kind} {dtype}", product.stage), ()), size, self._product_s(size, dtype))
 
     def _product_s(self, size: Sequence[float], dtype: str) -> float:
         """Return the longer of the times for operations and for traffic, by the rates of the device."""
@@ -74,7 +67,7 @@ class KernelTimes:
         rate = self._rate[dtype]
         if not rate:
             return 0.0
-        moved = ELEMENT_BYTES.get(dtype, 2.0) * groups * (m * k + k * n + m * n)
+        moved = product_bytes(size, dtype)
         # On average half a wave of the device's units is idle, for any size of product.
         flops = 2.0 * groups * m * n * k * (1 + self._wave / (groups * m * n))
         return max(flops / (rate * _aligned(n, k)), moved / self._memory if self._memory else 0.0) + self._kernel_s
@@ -82,40 +75,33 @@ class KernelTimes:
     def attention(self, attention: BlockAttention) -> float:
         """Seconds of one attention."""
         kind = "attention_backward" if attention.backward else "attention_forward"
-        points = self._points.get((f"{kind} {_wide(self.dtype)}", ""))
+        points = self._points.get((f"{kind} {_wide(self.dtype)}", ""), ()) if attention.causal else ()
         by_rate = self._attention_s(attention.flops, attention.features, backward=attention.backward)
-        if points and attention.causal:
-            ratio = self._between(points, (attention.batch, attention.queries, attention.heads, attention.features))
-            if ratio is not None:
-                return ratio * by_rate
-        self.found["rate"] += 1
-        return by_rate
+        return self._near(points, (attention.batch, attention.queries, attention.heads, attention.features), by_rate)
 
     def _attention_s(self, flops: float, features: float, *, backward: bool) -> float:
         rate = self._backward_rate if backward else self._attention_rate
-        unit = 1.0 if features % _UNIT == 0 else _UNALIGNED
-        return flops / (rate * unit) + self._kernel_s if rate else 0.0
+        return flops / (rate * _aligned(features)) + self._kernel_s if rate else 0.0
 
     def traffic(self, traffic: MemoryKernels, ratio: float = 1.0) -> float:
         """Return the seconds of memory-bound kernels that move ``ratio`` times the counted bytes."""
         moving = ratio * traffic.moved_bytes / self._memory if self._memory else 0.0
         return moving + traffic.kernels * self._kernel_s
 
-    def _between(self, points: Sequence[tuple[tuple[float, ...], float]], size: Sequence[float]) -> float | None:
-        """Interpolate measured time over time by rates from the nearest points.
-
-        Returns None outside the measured sizes.
-        """
+    def _near(self, points: Sequence[tuple[tuple[float, ...], float]], size: Sequence[float], by_rate: float) -> float:
+        """Interpolate measured time over ``by_rate`` from the nearest points; outside of them return ``by_rate``."""
         place = tuple(math.log(max(value, 1e-9)) for value in size)
         near = sorted((math.dist(place, other), ratio) for other, ratio in points)[:_NEIGHBOURS]
+        if not near or near[0][0] > _HULL:
+            self.found["rate"] += 1
+            return by_rate
         if near[0][0] < 1e-9:
             self.found["measured"] += 1
-            return near[0][1]
-        if near[0][0] > _HULL:
-            return None
+            return near[0][1] * by_rate
         self.found["between"] += 1
         weights = [1 / distance**2 for distance, _ in near]
-        return sum(weights) / sum(weight / ratio for weight, (_, ratio) in zip(weights, near, strict=True))
+        ratio = sum(weights) / sum(weight / ratio for weight, (_, ratio) in zip(weights, near, strict=True))
+        return ratio * by_rate
 
     def _place(self, point: KernelPoint) -> tuple[tuple[float, ...], float] | None:
         """Return (logarithms of the sizes, measured time over time by rates); None without a rate."""
@@ -123,25 +109,19 @@ class KernelTimes:
             sizes: tuple[int, ...] = point.shape
             by_rate = self._product_s(sizes, point.dtype) if point.dtype in self._rate else 0.0
         else:
-            batch, tokens, heads, _, features = point.shape
-            backward = point.kind == "attention_backward"
-            half = 0.5 if point.causal else 1.0
-            flops = 4.0 * batch * heads * tokens**2 * features * half * (2.5 if backward else 1.0)
-            sizes, by_rate = (batch, tokens, heads, features), self._attention_s(flops, features, backward=backward)
+            *sizes_of_keys, _, features = point.shape
+            sizes = (*sizes_of_keys, features)
+            by_rate = self._attention_s(point.flops, features, backward=point.kind == "attention_backward")
         return (tuple(math.log(size) for size in sizes), point.time_s / by_rate) if by_rate else None
 
 
-def _aligned(n: float, k: float) -> float:
+def _aligned(*sizes: float) -> float:
     """Return the share of the rate that a product of these sizes reaches."""
-    return 1.0 if n % _UNIT == 0 and k % _UNIT == 0 else _UNALIGNED
+    return _UNALIGNED if any(size % _UNIT for size in sizes) else 1.0
 
 
 def _wide(dtype: str) -> str:
     return "bf16" if dtype == "fp8" else dtype
-
-
-def _key(point: KernelPoint) -> str:
-    return f"{point.kind} {point.dtype}"
 
 
 class Seconds(NamedTuple):
@@ -176,8 +156,6 @@ class Seconds(NamedTuple):
 
 
 NONE = Seconds()
-
-
 _PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 
 
@@ -247,11 +225,7 @@ class Links:
         return Seconds(network=message_bytes / share + self._network_s if share else 0.0)
 
     def _line(self, collective: str, group: Group) -> CollectiveLine | None:
-        """Return the measured line of a group with the same placement."""
-        for line in self._lines.get(collective, ()):
-            if (line.ranks, line.nodes) == (group.ranks, group.nodes) and line.stride == group.stride:
-                return line
-        alike = [
-            line for line in self._lines.get(collective, ()) if (line.ranks, line.nodes) == (group.ranks, group.nodes)
-        ]
-        return alike[0] if alike else None
+        """Return the measured line of a group with as many ranks and nodes, and the same stride if there is one."""
+        lines = self._lines.get(collective, ())
+        alike = (line for line in lines if (line.ranks, line.nodes) == (group.ranks, group.nodes))
+        return min(alike, key=lambda line: line.stride != group.stride, default=None)

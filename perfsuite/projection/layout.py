@@ -9,8 +9,8 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import DATA_PARALLEL, MeshShape
@@ -83,10 +83,8 @@ class Layout:
         A pipeline without a schedule gets 1f1b. Raises InvalidParameter with the legal batches, the nearest first.
         """
         shape = MeshShape.parse(text)
-        for option, axis in (
-            (schedule and f"schedule {schedule}", "pp"),
-            (sequence_parallel and "sequence_parallel", "tp"),
-        ):
+        about = {"pp": schedule and f"schedule {schedule}", "tp": sequence_parallel and "sequence_parallel"}
+        for axis, option in about.items():
             if option and shape.size(axis) == 1:
                 raise InvalidParameter(
                     f"{option} is about {axis}, which layout {text} lacks; add {axis}2 or leave it out"
@@ -118,14 +116,13 @@ class Layout:
         """Return the layout of a recorded training step."""
         return cls(
             shape=MeshShape.parse(training.layout),
-            sharding=training.sharding,
-            schedule=training.schedule,
-            stages_per_rank=training.stages_per_rank,
-            micro_batch_size=training.micro_batch_size,
-            num_micro_batches=training.num_micro_batches,
-            checkpointing=training.checkpointing,
-            sequence_parallel=training.sequence_parallel,
+            **{field.name: getattr(training, field.name) for field in fields(cls) if field.name != "shape"},
         )
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Return the fields of a training step with this layout: the reverse of :meth:`of`."""
+        return {**{name: value for name, value in vars(self).items() if name != "shape"}, "layout": str(self)}
 
     def __str__(self) -> str:
         return str(self.shape)
@@ -150,6 +147,10 @@ class Layout:
         """Return the number of stages over all ranks of a pipeline."""
         return self.shape.size("pp") * self.stages_per_rank
 
+    def most_layers(self, layers: int) -> int:
+        """Return the layers of the fullest rank of a model with so many."""
+        return math.ceil(layers / self.stages) * self.stages_per_rank
+
     def groups(self, devices_per_node: int) -> dict[str, Group]:
         """Return the placement of the groups of every axis with several ranks.
 
@@ -167,46 +168,34 @@ class Layout:
             raise InvalidParameter(
                 f"layout {self} has {self.world_size} ranks for a world of {world_size}; choose {fitting}"
             )
+        tp, cp, ep, pp = (self.shape.size(axis) for axis in ("tp", "cp", "ep", "pp"))
         if isinstance(model, LanguageModel):
-            tp = self.shape.size("tp")
             model.built_for(tp).check_tensor_parallel(tp)
         elif set(self.shape.names) - {"dp", "dp_replicate", "dp_shard"}:
             raise InvalidParameter(f"model {model.name} is spread along dp only; {self} has other axes")
-        self._check_stages(model)
-        self._check_tokens(model)
-
-    def _check_stages(self, model: Model) -> None:
         if self.stages > model.layers:
             legal = [count for count in range(1, model.layers + 1) if model.layers % count == 0]
             near = sorted(legal, key=lambda count: abs(count - self.stages))[:4]
             raise InvalidParameter(
-                f"{self.stages} stages (pp{self.shape.size('pp')} x {self.stages_per_rank}) for layers={model.layers} "
-                f"of model {model.name}; every stage has a layer: choose {', '.join(map(str, near))} stages"
+                f"{self.stages} stages (pp{pp} x {self.stages_per_rank}) for layers={model.layers} of model "
+                f"{model.name}; every stage has a layer: choose {', '.join(map(str, near))} stages"
             )
         if self.schedule:
-            check_counts(
-                self.schedule,
-                ranks=self.shape.size("pp"),
-                num_micro_batches=self.num_micro_batches,
-                stages_per_rank=self.stages_per_rank,
-            )
-
-    def _check_tokens(self, model: Model) -> None:
-        parts = self.shape.size("cp") * (self.shape.size("tp") if self.sequence_parallel else 1)
-        if model.tokens_per_sample % parts:
+            counts = {"num_micro_batches": self.num_micro_batches, "stages_per_rank": self.stages_per_rank}
+            check_counts(self.schedule, ranks=pp, **counts)
+        if model.tokens_per_sample % (cp * (tp if self.sequence_parallel else 1)):
             raise InvalidParameter(
-                f"cp{self.shape.size('cp')} (and tp under sequence parallelism) does not divide the "
-                f"{model.tokens_per_sample} tokens of a sample; choose a divisor"
+                f"cp{cp} (and tp under sequence parallelism) does not divide the {model.tokens_per_sample} tokens of a "
+                "sample; choose a divisor"
             )
-        if model.experts % self.shape.size("ep"):
-            what = f"the {model.experts} experts" if model.experts else "the missing experts"
-            raise InvalidParameter(f"ep{self.shape.size('ep')} does not divide {what} of model {model.name}")
-        if model.experts and self.shape.size("tp") > 1 and not self.sequence_parallel:
+        if model.experts % ep:
+            raise InvalidParameter(f"ep{ep} does not divide the {model.experts} experts of model {model.name}")
+        if model.experts and tp > 1 and not self.sequence_parallel:
             raise InvalidParameter(
-                f"layout {self} without sequence parallelism would send every row of model {model.name} "
-                f"{self.shape.size('tp')} times; add --sequence-parallel, or leave tp out"
+                f"layout {self} without sequence parallelism would send every row of model {model.name} {tp} times; "
+                "add --sequence-parallel, or leave tp out"
             )
-        if self.shape.size("ep") > 1 and not model.experts:
+        if ep > 1 and not model.experts:
             raise InvalidParameter(f"model {model.name} has no experts; leave ep out of {self}")
 
 
@@ -243,7 +232,6 @@ _MOST_MICRO_BATCH = 16
 _UNEVEN = (2, 4)
 """Stages per rank that are tried if the stages do not divide the layers; the first stages then have one more."""
 _CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
-_SAME = "selective recomputation is not tried where attention is fused"
 _SHARDING: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
 
 
@@ -255,8 +243,6 @@ class Layouts:
     world_size: int
     global_batch: int
     devices_per_node: int
-    across_nodes: bool = False
-    """Tensor parallelism may span several nodes."""
     fused_attention: bool = False
     """Scores are never kept and no product is recomputed selectively: selective recomputation saves little."""
     rejected: Counter[str] = field(default_factory=Counter)
@@ -287,7 +273,7 @@ class Layouts:
             if tp > 1 and not isinstance(self.model, LanguageModel):
                 self.rejected["the model is spread along dp only"] += 1
                 return
-            if tp > self.devices_per_node and not self.across_nodes:
+            if tp > self.devices_per_node:
                 self.rejected[f"tp beyond a node of {self.devices_per_node}"] += 1
             elif tp > 1 and not self._splits(tp):
                 self.rejected["tp does not divide heads, features or words"] += 1
@@ -303,21 +289,15 @@ class Layouts:
         return True
 
     def _along_pp(self, ranks: int) -> Iterator[int]:
-        for pp in _divisors(ranks):
-            if pp > 1 and not isinstance(self.model, LanguageModel):
-                return
+        for pp in _divisors(ranks) if isinstance(self.model, LanguageModel) else [1]:
             if pp > self.model.layers:
                 self.rejected[f"pp above {self.model.layers} layers"] += 1
             else:
                 yield pp
 
     def _along_cp(self, ranks: int, tp: int) -> Iterator[int]:
-        if not isinstance(self.model, LanguageModel):
-            yield 1
-            return
-        for cp in _divisors(min(ranks, self.devices_per_node)):
-            if ranks % cp:
-                continue
+        several = _divisors(min(ranks, self.devices_per_node)) if isinstance(self.model, LanguageModel) else [1]
+        for cp in (cp for cp in several if ranks % cp == 0):
             if self.model.tokens_per_sample % (2 * cp * tp) and cp * tp > 1:
                 self.rejected["cp and tp do not divide the tokens of a sample"] += 1
             else:
@@ -329,7 +309,7 @@ class Layouts:
         ways = tuple(way for way in _CHECKPOINTING if way != "selective" or not self.fused_attention)
         for schedule, stages_per_rank in self._orders(pp, count):
             if self.fused_attention:
-                self.rejected[_SAME] += len(shardings)
+                self.rejected["selective recomputation is not tried where attention is fused"] += len(shardings)
             for sharding in shardings:
                 for checkpointing in ways:
                     yield Layout(

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.operations import Share, block_share, end_parameters, routed_share
 from perfsuite.projection.pipeline import rank_stages, stage_kinds
-from perfsuite.schedules import Order, check_counts, find_schedule
+from perfsuite.schedules import check_counts, find_schedule
 
 MEMORY_LIMIT = 0.92
 """Share of the card above which steps slow down (allocator retries): a projection is then a lower bound."""
@@ -121,14 +122,14 @@ class Memories:
         dense, routed = (sum(values) for values in zip(*kept, strict=True))
         fullest = max(self._loads[key], key=lambda load: dense * load[0] + routed * load[1] + sum(load[2:]))
         parameters, gradients, optimizer = [whole * fullest.dense + own * fullest.routed for whole, own in kept]
-        several = layout.num_micro_batches > 1
-        accumulated = gradients if several or self.code.keeps_gradients else 0.0
-        if several and self.code.scattered_bytes:  # whole until the last micro-batch scatters them
-            accumulated = self.code.gradient_bytes * (fullest.dense + fullest.routed)
-        if several and self.code.bucket_bytes:  # DistributedDataParallel's buckets wait for the last one as well
+        code, several = self.code, layout.num_micro_batches > 1
+        accumulated = gradients if several or code.keeps_gradients else 0.0
+        if several and code.scattered_bytes:  # whole until the last micro-batch scatters them
+            accumulated = code.gradient_bytes * (fullest.dense + fullest.routed)
+        if several and code.bucket_bytes:  # DistributedDataParallel's buckets wait for the last one as well
             accumulated += gradients
-        updated = parameters if layout.sharding in ("none", "parameters") else optimizer
-        per_updated = self.code.weight_bytes if updated is parameters else self.code.optimizer_state_bytes
+        whole = layout.sharding in ("none", "parameters")
+        updated, each = (parameters, code.weight_bytes) if whole else (optimizer, code.optimizer_state_bytes)
         return MemoryBreakdown(
             parameters=parameters,
             gradients=gradients,
@@ -136,9 +137,9 @@ class Memories:
             activations=fullest.activations,
             logits=fullest.logits,
             temporary=fullest.temporary,
-            communication=self.code.buffer_bytes,
+            communication=code.buffer_bytes,
             accumulated=accumulated,
-            updating=updated / per_updated * self.code.updating_bytes if self.code.updating_bytes else 0.0,
+            updating=updated / each * code.updating_bytes if code.updating_bytes else 0.0,
             capacity=self.capacity,
         )
 
@@ -147,10 +148,8 @@ class Memories:
         per = layout.shape.size("cp") / layout.shape.size("dp_replicate")
         shared = 1 / (layout.shape.replicas * per), 1 / (layout.dp * per)
         sharded, code = _SHARDED[layout.sharding], self.code
-        gradient = code.gradient_bytes
-        if layout.sharding in ("gradients", "parameters") and code.kept_gradient_bytes:
-            gradient = code.kept_gradient_bytes
-        sizes = (code.weight_bytes, gradient, code.optimizer_state_bytes)
+        gradient = code.kept_gradient_bytes if layout.sharding in ("gradients", "parameters") else 0.0
+        sizes = (code.weight_bytes, gradient or code.gradient_bytes, code.optimizer_state_bytes)
         return tuple(
             (size * shared[0], size * shared[1]) if index >= sharded else (size, size)
             for index, size in enumerate(sizes)
@@ -177,8 +176,7 @@ class Memories:
             place = (size("tp"), size("ep"), count, stages)
             if place not in self._parameters:
                 self._parameters[place] = _parameters(self.model, layout, stages)
-            words = logits if count - 1 in stages else 0.0
-            end = ends if count - 1 in stages else 0.0
+            words, end = (logits, ends) if count - 1 in stages else (0.0, 0.0)
             loss = self.code.loss_bytes / self.code.logit_bytes * words
             activations = _activations(layout, [kept[order[stage]] for stage in stages], rank)
             if layout.sharding == "parameters" and not self.code.keeps_gradients and size("pp") == 1:
@@ -289,12 +287,12 @@ def block_bytes(share: Share, *, experts: bool, whole_block: bool = False) -> fl
 
 def _kept(share: Share) -> tuple[float, float, float]:
     """Return kept bytes of (a dense block, a block with experts), and the bytes of the block being recomputed."""
+    experts = bool(share.model.expert_layers)
     if share.layout.checkpointing == "full":
         whole = share.code.compute_bytes * share.outer_tokens * share.model.width
-        return whole, whole, block_bytes(share, experts=bool(share.model.expert_layers))
+        return whole, whole, block_bytes(share, experts=experts)
     dense, sparse = block_bytes(share, experts=False), block_bytes(share, experts=True) if share.model.experts else 0.0
     if share.layout.checkpointing == "selective" and share.code.selective is not None:
-        experts = bool(share.model.expert_layers)
         return dense, sparse, block_bytes(share, experts=experts, whole_block=True) - (sparse if experts else dense)
     return dense, sparse, 0.0
 
@@ -335,15 +333,11 @@ def _held(schedule: str, ranks: int, num_micro_batches: int, stages_per_rank: in
     counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
     check_counts(schedule, **counts)
     generate = find_schedule(schedule).generate
-    return tuple(_most_held(generate(rank, **counts)) for rank in range(ranks))
-
-
-def _most_held(order: Order) -> int:
-    held = most = 0
-    for action in order:
-        if action.kind == "forward":
-            held += 1
-            most = max(most, held)
-        elif action.kind in ENDS_HOLDING:
-            held -= 1
-    return most
+    return tuple(
+        max(
+            accumulate(
+                (action.kind == "forward") - (action.kind in ENDS_HOLDING) for action in generate(rank, **counts)
+            )
+        )
+        for rank in range(ranks)
+    )

@@ -162,7 +162,6 @@ def block(share: Share, *, experts: bool) -> Passes:
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
     elementwise = _elementwise(share, experts=experts, backward=True)
-    assert model.layers, "a model has blocks"
     return Passes(
         forward=forward,
         backward_input=(*(_input_gradient(product) for product in products), *scores[1], *elementwise, *returned),

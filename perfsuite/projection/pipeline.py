@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from fractions import Fraction
 
 from perfsuite.schedules import StageTimes, find_schedule, make_schedule, stages_of
 
@@ -76,11 +75,8 @@ class PricedPipeline:
         spec = find_schedule(self.schedule)
         equal = all(max(each) - min(each) <= _EQUAL * max(each) for each in (self._stage_sums, self.times.forward_s))
         if spec.bubble is not None and equal:
-            bubble: Fraction = spec.bubble(self.ranks, self.num_micro_batches, self.stages_per_rank)
-            return self.busiest_s / float(1 - bubble)
-        if spec.bubble is None or simulated:
-            return self._simulated_s()
-        return self._estimate_s()
+            return self.busiest_s / float(1 - spec.bubble(self.ranks, self.num_micro_batches, self.stages_per_rank))
+        return self._simulated_s() if spec.bubble is None or simulated else self._estimate_s()
 
     @property
     def busiest_s(self) -> float:
@@ -95,19 +91,17 @@ class PricedPipeline:
 
     @functools.cached_property
     def _rank_sums(self) -> list[float]:
-        sums = self._stage_sums
-        return [
-            sum([sums[stage] for stage in own]) for own in rank_stages(self.schedule, self.ranks, self.stages_per_rank)
-        ]
+        placed = rank_stages(self.schedule, self.ranks, self.stages_per_rank)
+        return [sum([self._stage_sums[stage] for stage in own]) for own in placed]
 
     def _estimate_s(self) -> float:
-        sums, ranks = self._stage_sums, self._rank_sums
+        sums = self._stage_sums
         if self.schedule == "naive":
             return self.num_micro_batches * sum(sums)
-        fill = (sum(sums) - max(ranks)) / self.stages_per_rank
+        fill = (sum(sums) - max(self._rank_sums)) / self.stages_per_rank
         if self.num_micro_batches < self.ranks:
             fill += (self.stages_per_rank - 1) * (self.ranks - self.num_micro_batches) * max(sums)
-        return self.num_micro_batches * max(ranks) + fill
+        return self.busiest_s + fill
 
     def _simulated_s(self) -> float:
         """Simulate the first micro-batches and extrapolate the rest."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError
 from perfsuite.base.mesh import MeshShape
-from perfsuite.metrics.spec import efficiency, speed_up
+from perfsuite.metrics.spec import efficiency
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import memory_of
@@ -35,7 +35,7 @@ class CurvePoint:
     layout: str
     global_batch: int
     tokens_per_s: float
-    efficiency: float
+    efficiency: float = 1.0
     """Throughput per device relative to the first point."""
     note: str = ""
 
@@ -69,24 +69,16 @@ def curve(
         except PerfsuiteError as error:
             missing.append(f"{world}: {error}")
             continue
-        batch = grown.layout.global_batch
-        tokens = batch * grown.architecture.tokens
-        base = points[0] if points else None
-        share = 1.0
-        if base is not None:
-            base_tokens = base.global_batch * grown.architecture.tokens
-            gained = speed_up(tokens, projected.step_time_s, base_tokens, base.projection.step_time_s)
-            share = efficiency(gained, world, base.projection.world_size)
-        points.append(
-            CurvePoint(
-                projection=projected,
-                layout=str(grown.layout),
-                global_batch=batch,
-                tokens_per_s=tokens / projected.step_time_s,
-                efficiency=share,
-                note=note,
-            )
+        point = CurvePoint(
+            projection=projected,
+            layout=str(grown.layout),
+            global_batch=grown.layout.global_batch,
+            tokens_per_s=grown.layout.global_batch * grown.architecture.tokens / projected.step_time_s,
+            note=note,
         )
+        first = points[0] if points else point
+        share = efficiency(point.tokens_per_s / first.tokens_per_s, world, first.projection.world_size)
+        points.append(dataclasses.replace(point, efficiency=share))
     return points, missing
 
 
@@ -119,11 +111,11 @@ def _within_groups(
         if group < replicas and replicas % group == 0:
             shape = MeshShape.of(dp_replicate=replicas // group, dp_shard=group, **rest)
             jobs[group] = dataclasses.replace(job, training=dataclasses.replace(flat, layout=str(shape)))
-
-    def fits(one: TrainingJob) -> bool:
-        return memory_of(one.architecture, one.layout, one.implementation, job.capacity).fits
-
-    fitting = {group: one for group, one in jobs.items() if fits(one)} or {0: jobs[0]}
+    fitting = {
+        group: one
+        for group, one in jobs.items()
+        if memory_of(one.architecture, one.layout, one.implementation, job.capacity).fits
+    } or {0: jobs[0]}
     projector = projector_of(job, calibration)
     best = min(fitting, key=lambda group: projector.step(fitting[group].layout, simulated=False).seconds)
     return fitting[best], f"parameters shared within groups of {best}" if best else ""

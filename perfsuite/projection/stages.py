@@ -5,7 +5,7 @@ Layouts share blocks by tensor, context and expert parallelism and micro-batch, 
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -231,8 +231,7 @@ class StagePrices:
                 stage = stage.plus(embedding)
             if last:
                 stage = stage.plus(head)
-            stage = self._adding_up(stage, own, layout)
-            self._kinds[key] = stage
+            self._kinds[key] = self._adding_up(stage, own, layout)
         return self._kinds[key]
 
     # -- sharded parameters --------------------------------------------------------------------------------------
@@ -282,7 +281,7 @@ class StagePrices:
             return NONE
         experts = bool(self.model.expert_layers)
         nearest = self._gathered(self._parts(layout, groups)[experts], layout, groups, experts=experts)
-        blocks = math.ceil(self.model.layers / layout.stages) * layout.stages_per_rank
+        blocks = layout.most_layers(self.model.layers)
         ends = operations.end_parameters(self.model, layout, first=True, last=layout.stages == 1)
         each = operations.block_share(self.model, layout, experts=experts)
         moving = self._moving(NONE, (ends + blocks * each) * self.code.scattered_bytes)
@@ -324,9 +323,7 @@ class StagePrices:
         size = Share(model=self.model, layout=layout, code=self.code).activations().stage_bytes
         if self.code.stage_messages == "split" and not layout.sequence_parallel:
             size /= layout.shape.size("tp")
-        message = self.links.seconds("send_recv", size, groups["pp"])
-        exposed = 1.0 - self.code.stage_overlap
-        return NONE.plus(message, exposed)
+        return NONE.plus(self.links.seconds("send_recv", size, groups["pp"]), 1.0 - self.code.stage_overlap)
 
 
 def _block_key(layout: Layout, groups: dict[str, Group]) -> tuple[object, ...]:
@@ -339,11 +336,8 @@ def _block_key(layout: Layout, groups: dict[str, Group]) -> tuple[object, ...]:
 
 def _busiest(layout: Layout, order: Sequence[int], priced: Sequence[Priced], totals: Sequence[float]) -> Priced:
     ranks = rank_kinds(layout.schedule, layout.shape.size("pp"), layout.stages_per_rank, tuple(order))
-    first, *rest = max(ranks, key=lambda kinds: sum([totals[kind] for kind in kinds]))
-    total = priced[first]
-    for kind in rest:
-        total = total.plus(priced[kind])
-    return total
+    busiest = max(ranks, key=lambda kinds: sum([totals[kind] for kind in kinds]))
+    return functools.reduce(Priced.plus, [priced[kind] for kind in busiest])
 
 
 def _times(priced: Sequence[Priced], order: Sequence[int]) -> StageTimes:

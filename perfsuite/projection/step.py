@@ -21,7 +21,7 @@ from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import MemoryBreakdown, memory_of
 from perfsuite.record.step import Timeline, Training
-from perfsuite.schedules import StageTimes, make_schedule, simulate
+from perfsuite.schedules import make_schedule, simulate
 
 Resource = Literal["matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host"]
 RESOURCES: tuple[Resource, ...] = ("matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host")
@@ -99,11 +99,14 @@ def project(
         seconds=step_time.seconds + sum(seconds for _, _, seconds in beside), parts=(*step_time.parts, *beside)
     )
     flags, lower_bound = _flags(job, calibration, projector, step_time, memory)
+    tested = max(calibration.largest_world, job.devices_per_node)  # up to these devices nothing is extrapolated
+    if calibration.regime == "platform row only":
+        tested = LARGEST_TESTED
     band = find_band(
         calibration.regime,
         kind=(job.device.name, job.training.dtype, calibration.software.partition(",")[0], job.architecture.experts),
         nodes=-(-layout.world_size // job.devices_per_node),
-        octaves=math.log2(max(1.0, layout.world_size / _seen(job, calibration))),
+        octaves=math.log2(max(1.0, layout.world_size / tested)),
         doubts=sum(flag.name in WIDENING for flag in flags),
     )
     if not band.low <= 1 <= band.high:
@@ -147,21 +150,13 @@ def _program_parts(
     Encoders run at the rate of a large product. An average reads and writes memory.
     """
     training, parts = job.training, []
-    program = Program.of(training.program)
-    if flops := program.frozen_flops(job.model) if training.program else 0.0:
+    if flops := Program.of(training.program).frozen_flops(job.model) if training.program else 0.0:
         rate = 1e12 * calibration.value(f"matmul_{training.dtype}_tflops")
         parts.append(("encoders", "matmul", flops * training.micro_batch_size * training.num_micro_batches / rate))
     bandwidth = 1e9 * calibration.value("memory_gb_per_s")
     if memory.ema and bandwidth:
         parts.append(("EMA", "memory", (memory.parameters + 2 * memory.ema) / bandwidth))
     return tuple(parts)
-
-
-def _seen(job: TrainingJob, calibration: Calibration) -> int:
-    """Return the devices up to which nothing is extrapolated: of the calibration, or of its back-test."""
-    if calibration.regime == "platform row only":
-        return LARGEST_TESTED
-    return max(calibration.largest_world, job.devices_per_node)
 
 
 def projector_of(job: TrainingJob, calibration: Calibration) -> Projector:
@@ -199,26 +194,19 @@ def pipeline_timeline(job: TrainingJob, calibration: Calibration) -> Timeline:
     ranks = layout.shape.size("pp")
     if ranks == 1:
         raise InvalidParameter(f"layout {layout} has no pipeline to draw; give it pp2 or more, or leave --trace out")
-    stages = projector_of(job, calibration).step(layout).stages
     schedule = make_schedule(
         layout.schedule, ranks=ranks, num_micro_batches=layout.num_micro_batches, stages_per_rank=layout.stages_per_rank
     )
-    times = StageTimes(
-        forward_s=tuple(stage.forward.total for stage in stages),
-        backward_input_s=tuple(stage.backward_input.total for stage in stages),
-        backward_weight_s=tuple(stage.backward_weight.total for stage in stages),
-    )
-    return simulate(schedule, times, detail=True)
+    return simulate(schedule, projector_of(job, calibration).step(layout).stages.times, detail=True)
 
 
 def require_figures(job: TrainingJob, calibration: Calibration, *, simulated: bool = False) -> None:
     """Raise ConfigurationError if a required figure is missing; ``simulated`` devices accept simulated constants."""
     dtype = job.training.dtype
     if calibration.simulated and not simulated:
-        family = f"platform {job.device.name}"
         raise ConfigurationError(
-            f"the calibration of {calibration.device} was measured on a simulated device and says nothing of {family}; "
-            "calibrate on the real one, or project the simulated platform"
+            f"the calibration of {calibration.device} was measured on a simulated device and says nothing of platform "
+            f"{job.device.name}; calibrate on the real one, or project the simulated platform"
         )
     if not calibration.value(f"matmul_{dtype}_tflops"):
         rated = [one for one in ("bf16", "fp16", "fp8", "tf32", "fp32") if calibration.value(f"matmul_{one}_tflops")]
@@ -259,51 +247,46 @@ def _flags(
     job: TrainingJob, calibration: Calibration, projector: Projector, step_time: StepTime, memory: MemoryBreakdown
 ) -> tuple[tuple[Flag, ...], bool]:
     """Return the notes of a projection, and whether its time is a lower bound."""
-    flags, bound, by_software = [], False, calibration.regime.startswith("software")
-    if job.node.machine:
-        flags.append(Flag(name="machine", text=job.node.machine))
+    flags = {"machine": job.node.machine}
+    world, by_software = job.layout.world_size, calibration.regime.startswith("software")
     share = memory.share
     if share is not None and not memory.fits:
-        bound = True
         fits = "does not fit" if share > 1 else "is at the limit: allocators retry, and steps took up to 36 % longer"
-        flags.append(Flag(name="memory-limit", text=f"{100 * share:.0f} % of the memory by estimate: {fits}"))
-    host = sum(seconds for name, _, seconds in step_time.parts if name == "launching kernels")
-    if host:
-        bound = True
-        flags.append(Flag(name="host-bound", text=f"the host cannot start kernels faster: {host:.3g} s of the step"))
+        flags["memory-limit"] = f"{100 * share:.0f} % of the memory by estimate: {fits}"
+    if host_s := sum(seconds for name, _, seconds in step_time.parts if name == "launching kernels"):
+        flags["host-bound"] = f"the host cannot start kernels faster: {host_s:.3g} s of the step"
     tp = job.layout.groups(job.devices_per_node).get("tp")
     if tp is not None and tp.nodes > 1:
-        flags.append(
-            Flag(name="tensor-across-nodes", text=f"tp{tp.ranks} spans {tp.nodes} nodes of {job.devices_per_node}")
-        )
-    if calibration.kernels and projector.times.found["rate"]:
-        count, whole = projector.times.found["rate"], sum(projector.times.found.values())
-        flags.append(Flag(name="outside", text=f"{count} of {whole} kernels are outside the measured sizes"))
+        flags["tensor-across-nodes"] = f"tp{tp.ranks} spans {tp.nodes} nodes of {job.devices_per_node}"
+    if calibration.kernels and (count := projector.times.found["rate"]):
+        whole = sum(projector.times.found.values())
+        flags["outside"] = f"{count} of {whole} kernels are outside the measured sizes"
     network = calibration.constant("network_gb_per_s")
-    if job.layout.world_size > job.devices_per_node and network is not None and network.source.startswith("assumed"):
-        flags.append(Flag(name="network", text=f"{network.value:g} GB/s of a node is {network.source}; give --network"))
-    if job.layout.world_size > LARGEST_NODE and job.device.devices_per_node is None:
-        text = f"nothing is known of its nodes: all {job.layout.world_size} devices are taken as one; give "
-        flags.append(Flag(name="node", text=f"{text}devices_per_node in a --platform-file, or --machine"))
+    if world > job.devices_per_node and network is not None and network.source.startswith("assumed"):
+        flags["network"] = f"{network.value:g} GB/s of a node is {network.source}; give --network"
+    if world > LARGEST_NODE and job.device.devices_per_node is None:
+        text = f"nothing is known of its nodes: all {world} devices are taken as one"
+        flags["node"] = f"{text}; give devices_per_node in a --platform-file, or --machine"
     if not calibration.simulated and fsdp2_waits(job):
-        text = f"FSDP2 does not overlap on {job.device.name} by default; set {OVERLAP_VARIABLE}=0 if the step has it"
-        flags.append(Flag(name="overlap", text=text))
+        text = f"FSDP2 does not overlap on {job.device.name} by default"
+        flags["overlap"] = f"{text}; set {OVERLAP_VARIABLE}=0 if the step has it"
     if share is None:
-        text = "its size is not known, nor whether the step fits and runs undisturbed; give memory in a --platform-file"
-        flags.append(Flag(name="memory-unknown", text=text))
+        text = "its size is not known, nor whether the step fits and runs undisturbed"
+        flags["memory-unknown"] = f"{text}; give memory in a --platform-file"
     used = used_constants(calibration, job.training.dtype)
-    standing = [name for name in used if "back-test" in calibration.constants[name].source]
-    if standing:
+    if standing := [name for name in used if "back-test" in calibration.constants[name].source]:
         name = "rates" if by_software and any("matmul" in name for name in standing) else "stand-in"
-        flags.append(Flag(name=name, text=f"not measured here, typical of other devices: {', '.join(standing)}"))
-    once = "; a token is sent once to each node of its experts" * job.implementation.routes_once
-    dense = f"the constants of this software are fitted to dense models; the band is of steps with experts{once}"
-    plain = "no published step of the back-test has blocks of torch.compile"
-    flags += [Flag(name="experts", text=dense)] * (by_software and job.architecture.experts > 0)
-    flags += [Flag(name="compiled", text=plain)] * (calibration.regime == "platform row only" and job.training.compiled)
+        flags[name] = f"not measured here, typical of other devices: {', '.join(standing)}"
+    if by_software and job.architecture.experts > 0:
+        once = "; a token is sent once to each node of its experts" * job.implementation.routes_once
+        text = "the constants of this software are fitted to dense models; the band is of steps with experts"
+        flags["experts"] = text + once
+    if calibration.regime == "platform row only" and job.training.compiled:
+        flags["compiled"] = "no published step of the back-test has blocks of torch.compile"
     if calibration.regime in ("in situ", "kernels only") and (unknown := calibration.missing()):
-        flags.append(Flag(name="missing", text=f"nothing is known of {', '.join(unknown)}"))
-    return tuple(flags), bound
+        flags["missing"] = f"nothing is known of {', '.join(unknown)}"
+    notes = tuple(Flag(name=name, text=text) for name, text in flags.items() if text)
+    return notes, bool({"memory-limit", "host-bound"} & flags.keys())
 
 
 def used_constants(calibration: Calibration, dtype: str) -> list[str]:
@@ -324,8 +307,6 @@ DOUBT = 0.5
 """Relative widening of the band for each flag of :data:`WIDENING`."""
 WIDENING = ("outside", "network", "node", "memory-unknown", "rates", "compiled")
 """Flags of assumed or missing figures."""
-FEWEST_ROWS = 20
-"""Fewest rows for a band of one device and dtype."""
 OVERLAP_VARIABLE = "TORCH_MUSA_FSDP2_DISABLE_OVERLAP"
 LARGEST_NODE = 8
 """Most devices of a node if the platform does not say it."""

@@ -10,11 +10,10 @@ from perfsuite.base.errors import PerfsuiteError
 from perfsuite.models import find
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.calibration import Calibration, Constant
-from perfsuite.projection.device_constants import ONE_CASE, named
+from perfsuite.projection.device_constants import ONE_CASE, least_squares, named
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import Projection, project
-from perfsuite.record.step import Training
 
 _NO_SLOPE = 0.01
 """Share of its kernels' time below which a block counts as not measured."""
@@ -34,15 +33,17 @@ class Depths:
     @property
     def block_s(self) -> float:
         """Return the seconds of one more layer, by least squares."""
-        return _slope([(layers, seen.time_s) for layers, seen in self.steps.items()])
+        return self._line.slope
 
     @property
     def misfit(self) -> float:
         """Return the largest relative deviation of a step from the line."""
-        points = [(layers, seen.time_s) for layers, seen in self.steps.items()]
-        slope = _slope(points)
-        rest = statistics.fmean(time_s - slope * layers for layers, time_s in points)
-        return max(abs(time_s - rest - slope * layers) / time_s for layers, time_s in points)
+        slope, rest = self._line
+        return max(abs(seen.time_s - rest - slope * layers) / seen.time_s for layers, seen in self.steps.items())
+
+    @property
+    def _line(self) -> statistics.LinearRegression:
+        return statistics.linear_regression([*self.steps], [seen.time_s for seen in self.steps.values()])
 
 
 def depths_of(observations: Iterable[Observation]) -> tuple[Depths, ...]:
@@ -70,19 +71,16 @@ def traits_of(
     ``kernels`` has the constants of the device.
     """
     traits: dict[str, Constant] = {}
-    notes: list[str] = []
     launches = [seen for seen in observations if seen.kind == "KernelLaunch" and seen.launch_s]
     if launches:
         launch_us = statistics.median(seen.launch_s or 0.0 for seen in launches) * 1e6
         traits["launch_us"] = Constant(value=launch_us, unit="us", source=named(launches), relative_error=ONE_CASE)
-    overlap = _overlap(observations)
-    if overlap is not None:
+    if overlap := _overlap(observations):
         traits["overlap_ratio"] = overlap
-    spread_of = _rank_spread(observations)
-    if spread_of is not None:
-        traits["rank_spread_ratio"] = spread_of
-    in_situ, problems = _in_situ(depths_of(observations), device, kernels, traits)
-    return {**traits, **in_situ}, (*notes, *problems)
+    if spread := _rank_spread(observations):
+        traits["rank_spread_ratio"] = spread
+    in_situ, notes = _in_situ(depths_of(observations), device, kernels, traits)
+    return {**traits, **in_situ}, notes
 
 
 def _overlap(observations: Iterable[Observation]) -> Constant | None:
@@ -129,7 +127,7 @@ def _in_situ(
         if not base.value(f"matmul_{dtype}_tflops"):
             notes.append(f"{names}: no product in {dtype} was measured to hold them against")
             continue
-        parts = [part for _, projection in _foreseen(depths, device, base) for part in projection.parts]
+        parts = [part for projection in _foreseen(depths, device, base) for part in projection.parts]
         if any(part.name == "launching kernels" and part.seconds > 0 for part in parts):
             notes.append(f"{names}: bound by the host, so they contain nothing about the device's block")
             continue
@@ -150,13 +148,12 @@ def _in_situ(
             f"{named(sources)}: a block takes {ratio:.3g} times the sum of its kernels, so they are not alike; measure "
             "kernels of the sizes that are projected (--perf-scale=full)"
         )
+    fitted = {"in_situ_ratio": ratio, "optimizer_ratio": optimizer}
     in_situ = {
-        "in_situ_ratio": Constant(value=ratio, unit="ratio", source=named(sources), relative_error=round(error, 4))
+        name: Constant(value=value, unit="ratio", source=named(sources), relative_error=round(error, 4))
+        for name, value in fitted.items()
+        if value is not None
     }
-    if optimizer is not None:
-        in_situ["optimizer_ratio"] = Constant(
-            value=optimizer, unit="ratio", source=named(sources), relative_error=round(error, 4)
-        )
     base = dataclasses.replace(base, traits={**base.traits, **in_situ})
     rests = [seen.time_s - _project(seen, device, base).step_time_s for seen in sources]
     host = Constant(value=max(0.0, statistics.median(rests)), unit="s", source=named(sources), relative_error=0.5)
@@ -185,7 +182,9 @@ class _Block:
 
 def _block(depths: Depths, device: DeviceModel, base: Calibration) -> _Block:
     once, kernels, optimizer = (
-        _slope([(layers, projection.step_time_s) for layers, projection in _foreseen(depths, device, base, **tried)])
+        statistics.linear_regression(
+            [*depths.steps], [projection.step_time_s for projection in _foreseen(depths, device, base, **tried)]
+        ).slope
         for tried in ({}, {"in_situ_ratio": 2.0}, {"optimizer_ratio": 2.0})
     )
     return _Block(depths=depths, foreseen_s=once, kernels_s=kernels - once, optimizer_s=optimizer - once)
@@ -197,40 +196,21 @@ def _optimizer_ratio(blocks: Sequence[_Block]) -> float | None:
     Relative errors are squared over both ratios. Returns None if the shares are equal.
     """
     rows = [
-        (
-            block.kernels_s / block.depths.block_s,
-            block.optimizer_s / block.depths.block_s,
-            1 - block.rest_s / block.depths.block_s,
-        )
+        (block.kernels_s / block_s, block.optimizer_s / block_s, 1 - block.rest_s / block_s)
         for block in blocks
+        for block_s in [block.depths.block_s]
     ]
-    kernels, both, optimizer = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    determinant = kernels * optimizer - both**2
-    if determinant <= _ALIKE * kernels * optimizer:
-        return None
-    right, own = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
-    ratio, result = (right * optimizer - own * both) / determinant, (own * kernels - right * both) / determinant
-    return result if ratio > _NO_SLOPE and result > _NO_SLOPE else None
+    ratios = least_squares(rows, _ALIKE)
+    return ratios[1] if ratios is not None and min(ratios) > _NO_SLOPE else None
 
 
-def _foreseen(depths: Depths, device: DeviceModel, base: Calibration, **tried: float) -> list[tuple[int, Projection]]:
-    """Return (layers, projection) of every depth under these traits."""
+def _foreseen(depths: Depths, device: DeviceModel, base: Calibration, **tried: float) -> list[Projection]:
+    """Return the projection of every depth under these traits."""
     assumed = {name: Constant(value=value, unit="ratio", source="tried") for name, value in tried.items()}
     changed = dataclasses.replace(base, traits={**base.traits, **assumed})
-    return [(layers, _project(seen, device, changed)) for layers, seen in depths.steps.items()]
+    return [_project(seen, device, changed) for seen in depths.steps.values()]
 
 
 def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -> Projection:
-    training: Training | None = seen.training
-    assert training is not None
-    return project(TrainingJob.of(training, device), calibration, simulated=calibration.simulated)
-
-
-def _slope(points: Sequence[tuple[int, float]]) -> float:
-    """Return the slope of (layers, seconds), by least squares.
-
-    >>> _slope([(1, 3.0), (2, 5.0), (4, 9.0)])
-    2.0
-    """
-    middle, height = statistics.fmean(x for x, _ in points), statistics.fmean(y for _, y in points)
-    return sum((x - middle) * (y - height) for x, y in points) / sum((x - middle) ** 2 for x, _ in points)
+    assert seen.training is not None
+    return project(TrainingJob.of(seen.training, device), calibration, simulated=calibration.simulated)

@@ -23,7 +23,7 @@ from perfsuite.base.errors import PerfsuiteError
 from perfsuite.base.mesh import AXES, MeshShape
 from perfsuite.models.dit import Dit
 from perfsuite.models.program import Program
-from perfsuite.published.lookup import PublishedRun, plain, snake
+from perfsuite.published.lookup import PublishedRun, plain, snake, table_of
 from perfsuite.published.recipes import Recipe, recipe_of
 
 
@@ -68,8 +68,7 @@ def equality(run: Ran | Recipe, row: PublishedRun) -> str:
 
 def not_stated(row: PublishedRun, run: Ran | Recipe) -> str:
     """Return the unknown settings of a row among those of ``run``, as the end of a sentence, or nothing."""
-    recipe = recipe_of(f"{row.report}/{row.table}", row.line)
-    settings = _settings_of_run(run)
+    recipe, settings = recipe_of(table_of(row), row.line), _settings_of_run(run)
     unknown = [words for name, words in (recipe.unknown if recipe else {}).items() if name in settings]
     return f" as far as the report says: {', '.join(unknown)} not stated" if unknown else ""
 
@@ -77,19 +76,16 @@ def not_stated(row: PublishedRun, run: Ran | Recipe) -> str:
 def _compared(run: Ran | Recipe, row: PublishedRun) -> Iterator[str]:
     if isinstance(run, Ran) and run.platform and run.platform not in row.platforms:
         yield f"platform {' or '.join(row.platforms)}, not {run.platform}"
-    recipe = recipe_of(f"{row.report}/{row.table}", row.line)
-    if isinstance(run, Recipe) and not run.beside:
-        recipe = run
+    recipe = run if isinstance(run, Recipe) and not run.beside else recipe_of(table_of(row), row.line)
     settings = _settings_of_run(run)
     filled = settings if recipe is run else _settings_of_run(recipe) if recipe else {}
     reasons = recipe.reasons if recipe else {}
     stated, by_name = _settings_of_row(row)
     stated = {**{name: value for name, value in by_name.items() if name not in reasons}, **stated}
     local = stated.pop("local_batch_size", None)
-    if local is not None:
-        samples = int(settings["micro_batch_size"] * settings["num_micro_batches"])
-        if local != samples:
-            yield f"local_batch_size {local}, not {samples}"
+    samples = settings.get("micro_batch_size", 1) * settings.get("num_micro_batches", 1)
+    if local not in (None, samples):
+        yield f"local_batch_size {local}, not {samples}"
     for name in sorted(set(stated) | set(settings) | (set(filled) & set(reasons))):
         published, own = stated.get(name), settings.get(name)
         partly = isinstance(published, _Partly)
@@ -203,8 +199,7 @@ def _of_program(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written(axes: Mapping[str, int]) -> str:
     """Return a mesh as text, without axes of one rank."""
-    kept = [f"{axis}{axes[axis]}" for axis in AXES if axes.get(axis, 1) > 1]
-    return "-".join(kept) or "1"
+    return "-".join(f"{axis}{axes[axis]}" for axis in AXES if axes.get(axis, 1) > 1) or "1"
 
 
 def _of_model(name: str, overrides: Mapping[str, Any], tp: int) -> dict[str, Any]:
@@ -231,10 +226,7 @@ def _settings_of_row(row: PublishedRun) -> tuple[dict[str, Any], dict[str, Any]]
     settings: dict[str, Any] = {
         _RENAMED.get(name, name): value for name, value in row.parameters.items() if name not in _NAMES_NO_SETTING
     }
-    if row.model:
-        settings["model"] = row.model
-    if row.world_size:
-        settings["devices"] = row.world_size
+    settings |= {name: value for name, value in (("model", row.model), ("devices", row.world_size)) if value}
     if row.workload != "train_step":
         return settings, {}
     if settings.get("experts") == 0:
@@ -244,10 +236,10 @@ def _settings_of_row(row: PublishedRun) -> tuple[dict[str, Any], dict[str, Any]]
     if settings.get("strategy") == "sp":
         settings.update(strategy="hybrid", sequence_parallel=True)
     if method := settings.pop("method", ""):  # report 004: a plain kernel, a fused one, a fused one in a ring
-        settings.update({"attention": "math" if method == "standard" else "flash"})
-        settings.update({"context": "ring"} if method == "ring" else {})
-    settings.update(_mesh(settings))
-    settings.update(_row_batches(settings))
+        settings |= {"attention": "math" if method == "standard" else "flash"}
+        settings |= {"context": "ring"} if method == "ring" else {}
+    settings |= _mesh(settings)
+    settings |= _row_batches(settings)
     facts = _of_model(row.model, {}, 1)
     names = ("hidden_size", "num_layers", "num_heads", "vocabulary")
     return settings, {name: facts[name] for name in names if name in facts and name not in settings}

@@ -72,8 +72,7 @@ def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
     for table, row, run in _rows(reports):
         for column in table.columns:
             cell = table.cell(row, column) if column.metric else None
-            number = cell.number(column.index) if cell else None
-            if cell and number:
+            if cell and (number := cell.number(column.index)):
                 judgement = table.judge(row, column)
                 yield PublishedFigure(
                     **vars(run),
@@ -165,11 +164,9 @@ def lookup(
     """Return the published figures of a case's run: same platform, workload, model and number of ranks.
 
     ``workload`` is a class's import path or name, or its name in snake case (``train_step``).  Parameters that report
-    and
-    case both state must agree.  A mesh counts as the sizes of its axes, a model of perfsuite as its width, layers,
-    heads,
-    length and vocabulary.  A report that names a model matches a case with that name, or with its width, layers and
-    heads.
+    and case both state must agree.  A mesh counts as the sizes of its axes, a model of perfsuite as its width, layers,
+    heads, length and vocabulary.  A report that names a model matches a case with that name, or with its width, layers
+    and heads.
 
     >>> [str(figure.text) for figure in lookup("s4000", "train_step", {"model": "opensora"}, 8, metric="step_time_s")]
     ['3.950', '3949.72']
@@ -253,16 +250,12 @@ def chosen(names: Sequence[str]) -> Tables:
     """Return the tables of these reports (``002``) or tables (``002/batch``) in the reports' order; all without a name.
     Raises ConfigurationError for an unknown name; the message lists the existing ones.
     """
-    all_tables = [(report, table) for report in shipped() for table in report.tables]
-    legal = {report.report for report, _ in all_tables} | {f"{one.report}/{table.id}" for one, table in all_tables}
+    all_tables = {f"{report.report}/{table.id}": (report, table) for report in shipped() for table in report.tables}
+    legal = {*all_tables, *(report.report for report, _ in all_tables.values())}
     for name in names:
         if name not in legal:
             raise ConfigurationError(_unknown(name, legal))
-    return [
-        (report, table)
-        for report, table in all_tables
-        if not names or report.report in names or f"{report.report}/{table.id}" in names
-    ]
+    return [found for name, found in all_tables.items() if not names or {name, found[0].report} & {*names}]
 
 
 def _unknown(name: str, legal: Collection[str]) -> str:
@@ -281,17 +274,20 @@ def _unknown(name: str, legal: Collection[str]) -> str:
 
 def tables_of_runs(names: Sequence[str]) -> tuple[str, ...]:
     """Return the named tables that have rows of runs, in order. Raises ConfigurationError for other names."""
-    having = list(dict.fromkeys(map(table_of, rows(shipped()))))
+    having = dict.fromkeys(map(table_of, rows(shipped())))
+
+    def among(named: Sequence[str]) -> tuple[str, ...]:
+        tables = {f"{report.report}/{table.id}" for report, table in chosen(named)}
+        return tuple(table for table in having if table in tables)
+
     for name in names:
-        if all(f"{report.report}/{table.id}" not in having for report, table in chosen([name])):
+        if not among([name]):
             report = name.partition("/")[0]
-            there = [table for table in having if table.startswith(f"{report}/")]
             raise ConfigurationError(
                 f"{name} has no row that is a run, so no case reproduces it; tables of report {report} with runs: "
-                f"{', '.join(there)}"
+                f"{', '.join(table for table in having if table.startswith(f'{report}/'))}"
             )
-    tables = {f"{report.report}/{table.id}" for report, table in chosen(names)}
-    return tuple(table for table in having if table in tables)
+    return among(names)
 
 
 def rows_of(tables: Collection[str]) -> Iterator[PublishedRun]:

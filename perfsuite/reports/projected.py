@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from perfsuite.base.units import GIB, plural
+from perfsuite.base.units import GIB, plural, significant
 from perfsuite.metrics import find
 from perfsuite.published.lookup import lookup
 from perfsuite.record.result import Result
@@ -126,7 +126,7 @@ def as_json(projections: Mapping[str, Projected], results: Mapping[str, Result])
 
 
 def _number(metric: str, value: float | None) -> str:
-    return "" if value is None else f"{find(metric).format(value)} {find(metric).unit}".strip()
+    return "" if value is None else f"{significant(value)} {find(metric).unit}".strip()
 
 
 def _ratio(value: float, of: float | None) -> str:

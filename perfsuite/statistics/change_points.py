@@ -62,7 +62,7 @@ class Levels:
     inflation: float  # Variance of the mean of many values over that of independent values; 1 if they are independent.
 
 
-def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float = LEAST_CHANGE) -> Levels:
+def find_changes(values: Sequence[float]) -> Levels:
     """Return the changes of level of a series in its order.  Similar neighbours (a host that drifts from day to day)
     increase the noise of a mean; single outliers count little. Raises ConfigurationError if ``ruptures`` is not
     installed.
@@ -80,7 +80,7 @@ def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float 
     padded = np.pad(series, _AROUND // 2, mode="symmetric")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, _AROUND), axis=1)
     clipped: Series = np.clip(series, around - CLIPPED * sigma, around + CLIPPED * sigma)
-    search = _Search(clipped, alpha=alpha, least=least)
+    search = _Search(clipped)
     return search.levels(search.confirmed(_proposed(clipped, sigma)))
 
 
@@ -108,13 +108,12 @@ def _proposed(series: Series, sigma: float) -> list[int]:
 class _Search:
     """Tests proposed changes; sums of the series are computed once."""
 
-    def __init__(self, series: Series, *, alpha: float, least: float) -> None:
+    def __init__(self, series: Series) -> None:
         import numpy as np
 
         self.series = series
-        self.least = least
         self.sums = np.concatenate([[0.0], np.cumsum(series)])
-        self.probability = 1 - alpha / (2 * len(series))
+        self.probability = 1 - ALPHA / (2 * len(series))
 
     def mean(self, start: int, end: int) -> float:
         return float(self.sums[end] - self.sums[start]) / (end - start)
@@ -133,11 +132,11 @@ class _Search:
             strengths = []
             for index in range(len(ends) - 1):
                 effect, error = self._effect(ends, index, sigma, inflation)
-                strengths.append(0.0 if abs(effect) < self.least else abs(effect) / error)
+                strengths.append(0.0 if abs(effect) < LEAST_CHANGE else abs(effect) / error)
             weakest = min(range(len(strengths)), key=strengths.__getitem__)
             if strengths[weakest] >= needed:
                 break
-            ends = ends[:weakest] + ends[weakest + 1 :]
+            del ends[weakest]
         return ends
 
     def levels(self, ends: list[int]) -> Levels:
@@ -148,8 +147,7 @@ class _Search:
         for index in range(len(ends) - 1):
             effect, error = self._effect(ends, index, sigma, inflation)
             earliest, latest = self._range(ends, index, sigma**2 * inflation)
-            reach = half * error
-            low, high = effect - reach, effect + reach
+            low, high = effect - half * error, effect + half * error
             changes.append(
                 LevelChange(at=ends[index], earliest=earliest, latest=latest, effect=effect, low=low, high=high)
             )

@@ -98,13 +98,12 @@ def _widest(pairs: int, alpha: float) -> float:
     return _quantile(far, LIKELY)
 
 
+@functools.cache
 def _replays(pairs: int) -> tuple[tuple[Paired, Paired], ...]:
     """Return two comparisons of equal code on one noisy host, of this number of pairs or somewhat fewer."""
-    return _replayed(max(count for count in _REPLAYED if count <= pairs))
-
-
-@functools.cache
-def _replayed(pairs: int) -> tuple[tuple[Paired, Paired], ...]:
+    count = max(count for count in _REPLAYED if count <= pairs)
+    if count < pairs:
+        return _replays(count)
     draw, pool = random.Random(pairs), _noise()
 
     def comparison() -> Paired:

@@ -79,15 +79,24 @@ def huber_mean(values: Sequence[float], sigma: float) -> float:
     return sum(min(max(value, low), high) for value in values) / len(values)
 
 
+def expected_maximum(count: int) -> float:
+    """Return the expected maximum of ``count`` standard normal numbers.
+
+    Source: Blom, Statistical estimates and transformed beta variables (1958).
+
+    >>> round(expected_maximum(8), 2), round(expected_maximum(2048), 2)
+    (1.43, 3.43)
+    """
+    return statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
 def without_largest(count: int) -> float:
     """Return how much the mean of ``count`` normal values falls without the largest, in standard deviations.
-
-    Source: Blom, Statistical estimates and transformed beta variables (1958), for the expected largest value.
 
     >>> round(without_largest(4), 2), round(without_largest(12), 2)
     (0.35, 0.15)
     """
-    return statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) / (count - 1)
+    return expected_maximum(count) / (count - 1)
 
 
 def clipped_variance(values: Sequence[float], sigma: float) -> float:
