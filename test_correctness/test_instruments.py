@@ -17,10 +17,8 @@ from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.platforms.cuda import CudaDevice
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.platforms.quiet import instruments
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
 from test_correctness.helpers import leaks
-from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.local_driver import job, local_driver
 from test_correctness.helpers.processes import in_a_fork
 
 DEVELOPMENT = "development mode of Python (unset PYTHONDEVMODE)"
@@ -244,14 +242,11 @@ def test_one_instrumented_case_fails_alone(stored, machine):
 def test_ranks_say_themselves_under_what_they_ran(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONDEVMODE", "1")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    budget = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
     with local_driver(tmp_path) as driver:
-        job = Job(workload=FunctionWorkload(function=leaks.plain), world_size=1, budget=budget)
-        assert driver.run(job).instruments == (
+        assert driver.run(job(leaks.plain)).instruments == (
             DEVELOPMENT,
             "debug level DETAIL of torch.distributed (unset TORCH_DISTRIBUTED_DEBUG)",
         )
-        traced = FunctionWorkload(function=leaks.changes, arguments={"how": "anomaly"})
-        told = driver.run(dataclasses.replace(job, workload=traced)).instruments
+        told = driver.run(job(leaks.changes, how="anomaly")).instruments
         assert "anomaly mode of torch (torch.autograd.set_detect_anomaly(False))" in told
         assert driver.environment()["instruments"][0] == DEVELOPMENT

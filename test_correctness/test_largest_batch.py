@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +12,9 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import InvalidParameter, OutOfMemory
 from perfsuite.base.units import MIB
 from perfsuite.metrics import derive
-from perfsuite.platforms import families
 from perfsuite.record.result import Peaks, Record, Work
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.record.workload import Budget
+from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training import largest_batch
 from perfsuite.workloads.training.largest_batch import (
     LargestBatch,
@@ -27,8 +24,8 @@ from perfsuite.workloads.training.largest_batch import (
     by_stepping_down,
 )
 from test_correctness.helpers import scripted_driver, steps, training_faults
+from test_correctness.helpers.local_driver import WORKER, job, local_driver
 
-ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
 
 
@@ -94,8 +91,7 @@ def ranks_with(device, memory_bytes, timed_extra=0):
         peak = 100 + 10 * workload.micro_batch_size + (timed_extra if purpose == "time" else 0)
         if peak > memory_bytes:
             raise OutOfMemory(f"OOM at {peak} of {memory_bytes}")
-        job = Job(workload=workload, world_size=1, budget=ONCE)
-        plain = scripted_driver.measurement(job)
+        plain = scripted_driver.measurement(Job(workload=workload, world_size=1, budget=ONCE))
         values = {"peak_bytes": peak, "activations_bytes": 10 * workload.micro_batch_size}
         records = tuple(Record(name=n, value=float(v), unit="bytes", reduce="max") for n, v in values.items())
         facts = tuple(dataclasses.replace(rank, device=device) for rank in plain.ranks)
@@ -255,24 +251,18 @@ def test_a_budget_is_kept_by_prediction_where_the_allocator_knows_no_limit(monke
 def family(request):
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return families()[request.param]
+    return request.param
 
 
 @pytest.fixture(scope="module")
 def driver(family, tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=family, rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+    with local_driver(tmp_path_factory.mktemp("logs"), "torch", WORKER, family=family) as driver:
+        yield driver
 
 
 @pytest.mark.extended
 def test_what_is_found_fits_and_one_more_does_not(driver, family):
-    ranks = 2 if family.name == "cpu" else 1
+    ranks = 2 if family == "cpu" else 1
 
     def probe(workload, purpose):
         return driver.run(Job(workload=workload, world_size=ranks, budget=ONCE, purpose=purpose))
@@ -294,18 +284,16 @@ def test_what_is_found_fits_and_one_more_does_not(driver, family):
 
 
 def test_running_out_of_memory_is_told_and_the_next_case_runs(driver):
-    greedy = FunctionWorkload(function=training_faults.greedy, arguments={"culprit": 0})
     with pytest.raises(OutOfMemory, match=r"OOM at [\d.]+ GiB of [\d.]+ GiB"):
-        driver.run(Job(workload=greedy, world_size=1, budget=ONCE))
-    assert driver.run(Job(workload=FunctionWorkload(function=steps.add_up), world_size=1, budget=ONCE)).smoke
+        driver.run(job(training_faults.greedy, budget=ONCE, culprit=0))
+    assert driver.run(job(steps.add_up, budget=ONCE)).smoke
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("others", ["wait", "fail"])
 def test_one_rank_that_runs_out_of_memory_is_the_cause_of_what_others_do(driver, family, others):
-    if family.name != "cpu":
+    if family != "cpu":
         pytest.skip("needs two ranks")
-    greedy = FunctionWorkload(function=training_faults.greedy, arguments={"culprit": 1, "others": others})
     with pytest.raises(OutOfMemory, match=r"OOM at [\d.]+ GiB of [\d.]+ GiB"):
-        driver.run(Job(workload=greedy, world_size=2, budget=ONCE))
-    assert driver.run(Job(workload=FunctionWorkload(function=steps.add_up), world_size=2, budget=ONCE)).smoke
+        driver.run(job(training_faults.greedy, 2, budget=ONCE, culprit=1, others=others))
+    assert driver.run(job(steps.add_up, 2, budget=ONCE)).smoke

@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import CaseError, UnsupportedCase
 from perfsuite.platforms.host import Host
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node, read_cores
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.star import AgentFacts
 from test_correctness.helpers import steps
-from test_correctness.helpers.local_driver import driver_fixture, local_driver
+from test_correctness.helpers.local_driver import ONCE, driver_fixture, job, local_driver
 
 OTHERWISE = {"node_rank": 0, "master_addr": "a", "master_port": None, "run_id": "it"}
-ONCE = Budget(smoke=True, timeout_s=60.0)
 HERE = allowed_cores()
 
 
@@ -43,8 +40,7 @@ driver = driver_fixture()
 
 def run(driver, ranks):
     """The ranks' facts, and the number of cores that each was allowed while it ran."""
-    step = FunctionWorkload(function=steps.allowed)
-    measured = driver.run(Job(workload=step, world_size=ranks, budget=ONCE, fresh=True))
+    measured = driver.run(job(steps.allowed, ranks, budget=ONCE, fresh=True))
     allowed = {record.name: int(record.value) for record in measured.records}
     return measured.ranks, [allowed[f"cores{rank}"] for rank in range(ranks)]
 

@@ -32,12 +32,11 @@ from torch.optim import optimizer
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms.cpu import CpuDevice
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
 from test_correctness.helpers import leaks
-from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.local_driver import driver_fixture, job, records
 from test_correctness.helpers.processes import in_a_fork
 
 QUICK = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
@@ -301,9 +300,8 @@ driver = driver_fixture()
 
 def facts(driver, function, **arguments):
     """What rank 0 recorded of its process, and of itself."""
-    job = Job(workload=FunctionWorkload(function=function, arguments=arguments), world_size=1, budget=QUICK)
-    measurement = driver.run(job)
-    return {record.name: record.value for record in measurement.records}, measurement.ranks[0]
+    measurement = driver.run(job(function, budget=QUICK, **arguments))
+    return records(measurement), measurement.ranks[0]
 
 
 def test_defaults_and_threads_of_one_case_are_not_there_for_the_next(driver):
