@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfsuite.platforms import detect_machine, load_catalog, read_environment
+from perfsuite.platforms import read_environment
 from perfsuite.platforms.accelerator import AttentionBlock
 from perfsuite.platforms.musa import Musa, MusaFlash
 from perfsuite.platforms.quirks import all_quirks, quirks
@@ -294,7 +294,7 @@ def test_every_variable_of_the_page_reaches_the_tests_and_the_record(tmp_path):
     environ = {name + ("X" if name.endswith("_") else ""): "1" for name in names}
     for name in environ:
         assert any(fnmatch.fnmatchcase(name, pattern) for pattern in passed), name
-    machine = detect_machine(load_catalog(), "cpu", host=machines.host(machines.xeon(tmp_path), {}, environ=environ))
+    machine = machines.detected(machines.host(machines.xeon(tmp_path), {}, environ=environ))
     assert set(environ) == set(read_environment(machine).variables)
 
 
