@@ -7,8 +7,6 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.hosts import HostIdentity, by_host, host_of
 from perfsuite.cli.main import main
 from perfsuite.gate.comparable import gate_case
@@ -19,7 +17,7 @@ from perfsuite.history.git import Repository
 from perfsuite.platforms.host import Host
 from perfsuite.reports.beside_others import OverTime, history_grids
 from test_correctness.helpers.histories import ScriptedRepository, drawn, session, written
-from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
+from test_correctness.helpers.stored_files import HARDWARE, NOW, baseline_of, case, entry_of, offer, run_of
 
 
 def on(name, *uuids):
@@ -61,8 +59,7 @@ def test_runs_are_grouped_by_host_and_unknown_hosts_are_no_host_of_their_own():
 
 def compared(hosts, here, boot=""):
     runs = tuple(run_of(f"s{index:02}", 30 - index, environment=on(name)) for index, name in enumerate(hosts))
-    entry = Entry(case=case(), runs=runs, reference=runs)
-    baseline = Baseline(hardware=HARDWARE, entries={entry.case.key: entry})
+    baseline = baseline_of(entry_of(*runs, reference=runs))
     return gate_case(
         case(), environment=on(here), boot=boot, baseline=baseline, hardware=HARDWARE, folder=Path(), now=NOW
     )
@@ -99,8 +96,7 @@ def test_a_faster_host_begins_no_epoch_for_a_slower_one(tmp_path):
     offer(tmp_path, *(run_of(f"s{index}", 20 - index, environment=on("a")) for index in range(4)), session_runs=4)
     for index in range(3):
         fast = run_of(f"f{index}", 9 - index, 0.009, environment=on("b"), boot=str(index))
-        new = NewRuns(case=case(), runs=(fast,), verdict="improved", gains={"time": 0.03})
-        report = store.update(tmp_path, HARDWARE, [new], mode="append")
+        report = offer(tmp_path, fast, verdict="improved", gains={"time": 0.03})
         assert report.notes == {
             case().node: "improved, on another host than that of the stored runs: no new epoch begins"
         }

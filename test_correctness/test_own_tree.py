@@ -8,6 +8,7 @@ import pytest
 from perfsuite.runtime import own_tree
 from perfsuite.runtime.copies import NO_PROJECT, UNREADABLE, PackageCopies, package_folders
 from perfsuite.runtime.own_tree import ForeignModule, mirrored, own_modules, require_own_modules, variable
+from test_correctness.helpers.machines import write as written
 
 
 @pytest.fixture
@@ -64,13 +65,6 @@ def test_a_tree_inside_the_checkout_is_the_arms_own(trees, monkeypatch):
     inside = checkout / "tmp" / "tree"
     monkeypatch.setenv(own_tree.VARIABLE, variable(inside, checkout)[own_tree.VARIABLE])
     require_own_modules({"shop": module("shop", inside / "src" / "shop" / "__init__.py")})
-
-
-def written(root, files):
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 def test_folders_with_modules_and_the_project_that_installs_them(tmp_path):

@@ -7,7 +7,7 @@ import math
 from datetime import datetime, timedelta, timezone
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Hardware
+from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 
@@ -49,9 +49,19 @@ def case(name="a", **changes):
     return dataclasses.replace(plain, **changes)
 
 
-def offer(folder, *runs, name="a", mode="append", verdict="pass", **more):
-    new = NewRuns(case=case(name), runs=runs, verdict=verdict)
-    return store.update(folder, HARDWARE, [new], mode=mode, **more)
+def offer(folder, *runs, name="a", hardware=HARDWARE, mode="append", verdict="pass", **more):
+    """Store new runs of a case; ``more`` are fields of what is offered or options of the update."""
+    own = {field.name: more.pop(field.name) for field in dataclasses.fields(NewRuns) if field.name in more}
+    new = NewRuns(**{"case": case(name), "runs": runs, "verdict": verdict, **own})
+    return store.update(folder, hardware, [new], mode=mode, **more)
+
+
+def entry_of(*runs, **fields):
+    return Entry(**{"case": case(), "runs": runs, **fields})
+
+
+def baseline_of(*entries):
+    return Baseline(hardware=HARDWARE, entries={entry.case.key: entry for entry in entries})
 
 
 def sessions_in(folder, name="a"):
