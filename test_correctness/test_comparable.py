@@ -18,8 +18,8 @@ from perfsuite.gate.comparable import (
 from test_correctness.helpers.stored_files import HARDWARE, NOW, baseline_of, case, entry_of, offer, run_of
 
 
-def matched(folder, one, hardware=HARDWARE):
-    return find(one, baseline=store.load(folder, hardware), hardware=hardware, folder=folder)
+def matched(folder, one):
+    return find(one, baseline=store.load(folder, HARDWARE), hardware=HARDWARE, folder=folder)
 
 
 def given(baseline, one=None, *, environment=None, folder=Path()):

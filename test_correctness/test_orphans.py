@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.orphans import MARK, ChildProcess, children
 from test_correctness.helpers import orphans, processes, steps
-from test_correctness.helpers.local_driver import ROOT, driver_fixture, job, local_driver
+from test_correctness.helpers.agents import started
+from test_correctness.helpers.local_driver import driver_fixture, job, local_driver
 from test_correctness.helpers.processes import processes_with
 
 pytestmark = pytest.mark.usefixtures("cold")
@@ -123,8 +123,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_forkserver_that_is_killed_while_a_worker_starts_takes_it_along():
-    command = [sys.executable, "-c", KILLED_WHILE_ITS_WORKER_STARTS]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with started(KILLED_WHILE_ITS_WORKER_STARTS, {**os.environ}) as process:
         worker = int(process.stdout.readline())
         assert -signal.SIGKILL == process.wait()
     try:
@@ -143,26 +142,18 @@ def test_a_child_that_has_left_its_group_since_is_killed_all_the_same():
 
 
 def test_an_arm_of_a_comparison_ends_with_its_run(tmp_path):
-    environ = {**os.environ, "PERFSUITE_TEST_TOKEN": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", COMPARISON], cwd=ROOT, env=environ) as process:
+    with started(COMPARISON, {**os.environ, "PERFSUITE_TEST_TOKEN": str(tmp_path)}) as process:
         while process.poll() is None and len(left(tmp_path)) < 2:
             time.sleep(0.02)
         assert process.poll() is None
-        process.kill()
     assert gone(tmp_path)
 
 
 @pytest.mark.extended
 def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(tmp_path, monkeypatch):
-    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
-    try:
+    with started(DRIVER, {**os.environ, "TMPDIR": str(tmp_path)}, str(tmp_path)) as process:
         assert process.stdout.readline() == "left\n"
         assert len(left(tmp_path)) >= SLEEPERS
-    finally:
-        process.kill()
-        process.communicate()
     assert gone(tmp_path)
     assert list(tmp_path.glob("perfsuite-run-*/rank0.log"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -83,7 +83,7 @@ def test_an_injected_delay_is_measured_and_its_rank_named(driver):
 
 
 def test_spans_partition_the_step(driver):
-    measurement = driver.run(job(steps.spans, 2, a_s=0.004, b_s=0.008, rest_s=0.004))
+    measurement = driver.run(job(steps.spans, 2))
     spans = {span.name: span for span in measurement.spans}
     assert set(spans) == {"a", "b", "inside b", "remainder"}
     assert spans["b"].count == 2

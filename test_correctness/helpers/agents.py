@@ -76,7 +76,7 @@ def reach(launch: Launch, meeting: Meeting, hello=None, *, deadline_s: float = 3
 @contextlib.contextmanager
 def started(script: str, environ: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process of this program, which is killed at the end."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         cwd=ROOT,
         env=environ,
@@ -85,12 +85,11 @@ def started(script: str, environ: dict[str, str], *arguments: str) -> Iterator[s
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @dataclasses.dataclass

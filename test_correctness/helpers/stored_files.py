@@ -64,9 +64,8 @@ def baseline_of(*entries):
     return Baseline(hardware=HARDWARE, entries={entry.case.key: entry for entry in entries})
 
 
-def sessions_in(folder, name="a"):
-    found = store.load(folder, HARDWARE)
-    (entry,) = found.by_node[case(name).node]
+def sessions_in(folder):
+    (entry,) = store.load(folder, HARDWARE).by_node[case().node]
     return [run.session for run in entry.runs]
 
 
