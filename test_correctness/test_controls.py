@@ -252,9 +252,8 @@ def test_the_mean_has_the_mean_of_the_control(moved_by, fails):
     """A neighbour's bursts lengthen some samples: no median feels them."""
     beside = {**timed(), "yardstick_mean": math.log(0.001), "yardstick_p95": math.log(0.001)}
     means = [{"clean_mean": math.log(0.01 * (1 + by)), "clean_p95": math.log(0.0102 * (1 + by))} for by in WOBBLE]
-    stored = [
-        dataclasses.replace(run, **mean) for run, mean in zip(stored_runs(commit=STORED, **beside), means, strict=True)
-    ]
+    runs = stored_runs(commit=STORED, **beside)
+    stored = [dataclasses.replace(run, **mean) for run, mean in zip(runs, means, strict=True)]
     now = {**beside, "yardstick_mean": math.log(0.001 * (1 + moved_by)), "clean_mean": math.log(0.014)}
     verdict, _ = judged(0.0, given=gated(stored=tuple(stored)), clean_p95=math.log(0.0102), **now)
     assert verdict.fails is fails

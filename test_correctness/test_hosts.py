@@ -60,18 +60,16 @@ def test_runs_are_grouped_by_host_and_unknown_hosts_are_no_host_of_their_own():
 def compared(hosts, here, boot=""):
     runs = tuple(run_of(f"s{index:02}", 30 - index, environment=on(name)) for index, name in enumerate(hosts))
     baseline = baseline_of(entry_of(*runs, reference=runs))
-    return gate_case(
-        case(), environment=on(here), boot=boot, baseline=baseline, hardware=HARDWARE, folder=Path(), now=NOW
-    )
+    where = {"environment": on(here), "boot": boot, "hardware": HARDWARE, "folder": Path()}
+    return gate_case(case(), baseline=baseline, now=NOW, **where)
 
 
 def test_a_case_is_compared_with_the_runs_of_its_host_if_there_are_enough():
     found = compared("abababababa", "a")
     assert {"a"} == {run.environment["hostname"] for run in found.stored}
     assert (6, ()) == (len(found.stored), found.elsewhere)
-    assert found.hosts == (
-        "stored runs are of 2 hosts of equal hardware, 6 of 11 of this host: only these are compared with"
-    )
+    told = "stored runs are of 2 hosts of equal hardware, 6 of 11 of this host: only these are compared with"
+    assert found.hosts == told
 
 
 @pytest.mark.parametrize(
@@ -97,9 +95,8 @@ def test_a_faster_host_begins_no_epoch_for_a_slower_one(tmp_path):
     for index in range(3):
         fast = run_of(f"f{index}", 9 - index, 0.009, environment=on("b"), boot=str(index))
         report = offer(tmp_path, fast, verdict="improved", gains={"time": 0.03})
-        assert report.notes == {
-            case().node: "improved, on another host than that of the stored runs: no new epoch begins"
-        }
+        told = "improved, on another host than that of the stored runs: no new epoch begins"
+        assert report.notes == {case().node: told}
         assert "several hosts of equal hardware: a (4 runs), b (" in report.hosts
     (entry,) = store.read(report.path).entries.values()
     assert (None, {"a"}) == (entry.accepted, {run.environment["hostname"] for run in entry.reference})
@@ -144,9 +141,8 @@ def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(rep
     assert slower.ret == 1
     slower.stdout.fnmatch_lines(["*ENVIRONMENT +10*different from the stored runs: another host of equal hardware*"])
     machine.factors[1] = 1.0
-    repo.run("--perf-update=append").stdout.fnmatch_lines(
-        ["*its runs are of several hosts of equal hardware: a (18 runs), b (3 runs)*"]
-    )
+    told = "*its runs are of several hosts of equal hardware: a (18 runs), b (3 runs)*"
+    repo.run("--perf-update=append").stdout.fnmatch_lines([told])
 
 
 # -- history -----------------------------------------------------------------------------------------------------
@@ -155,10 +151,8 @@ def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(rep
 def hosted(count, name_of, step=0.0):
     """Sessions of which those on host b are slower by ``step``."""
     sessions = drawn(count, ["t.py::a"], lambda case, number: step * (name_of(number) == "b"), noise=0.002, host=0.0)
-    return [
-        dataclasses.replace(one, environment=on(name_of(number)), boot=name_of(number))
-        for number, one in enumerate(sessions)
-    ]
+    placed = zip(sessions, map(name_of, range(count)), strict=True)
+    return [dataclasses.replace(one, environment=on(name), boot=name) for one, name in placed]
 
 
 def test_a_history_of_two_hosts_shows_one_and_no_change_between_them():
@@ -179,10 +173,8 @@ def test_a_history_of_two_hosts_shows_one_and_no_change_between_them():
 
 def test_a_step_is_found_on_runners_that_live_for_one_session_beside_a_host_that_stays():
     slower = drawn(40, ["t.py::a"], lambda case, number: 0.05 * (number >= 20), noise=0.002, host=0.0)
-    sessions = [
-        dataclasses.replace(one, environment=on("desk" if number % 6 == 0 else f"runner-{number}"))
-        for number, one in enumerate(slower)
-    ]
+    names = [f"runner-{number}" if number % 6 else "desk" for number in range(40)]
+    sessions = [dataclasses.replace(one, environment=on(name)) for one, name in zip(slower, names, strict=True)]
     found = searched(sessions, ScriptedRepository(count=40))
     assert (40, 1) == (len(found.ordered.sessions), len(found.changes))
     assert found.ordered.notes[0].endswith("differences between hosts count as noise")

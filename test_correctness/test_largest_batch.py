@@ -113,12 +113,8 @@ def test_what_is_found_is_what_the_timed_step_can_run():
     probe, asked = ranks_with("cuda:0", 250, timed_extra=45)
     workload, records = LargestBatch(model="gpt2-tiny").settle(probe)
     values = {record.name: record.value for record in records}
-    assert (10, 10.0, 15.0) == (
-        workload.micro_batch_size,
-        values["largest_local_batch"],
-        values["largest_observed_batch"],
-    )
-    assert 200.0 == values["peak_bytes"]
+    expected = {"largest_local_batch": 10.0, "largest_observed_batch": 15.0, "peak_bytes": 200.0}
+    assert (10, expected) == (workload.micro_batch_size, {name: values[name] for name in expected})
     assert asked[8:] == [*((batch, "time") for batch in (15, 14, 12, 8, 10, 11)), (10, "memory")]
     with pytest.raises(OutOfMemory, match="OOM at 510 of 250"):
         LargestBatch(model="gpt2-tiny").settle(ranks_with("cuda:0", 250, timed_extra=400)[0])
@@ -267,9 +263,8 @@ def test_what_is_found_fits_and_one_more_does_not(driver, family):
     def probe(workload, purpose):
         return driver.run(Job(workload=workload, world_size=ranks, budget=ONCE, purpose=purpose))
 
-    largest = LargestBatch(
-        model="gpt2-tiny", strategy="ddp", overrides={"layers": 1}, memory_budget_bytes=12 * MIB, most=256
-    )
+    budget = {"memory_budget_bytes": 12 * MIB, "most": 256}
+    largest = LargestBatch(model="gpt2-tiny", strategy="ddp", overrides={"layers": 1}, **budget)
     settled, records = largest.settle(probe)
     found = {record.name: record.value for record in records}
     assert 2 < settled.micro_batch_size < 256

@@ -523,7 +523,7 @@ def that_logs_by_a_thread(pool):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda pool: with_a_future(),
+        that_waits_by(lambda asked: asked[0].result()),
         that_waits_by(lambda asked: asked[0].exception()),
         that_waits_by(lambda asked: concurrent.futures.wait([asked[0]])),
         that_waits_by(lambda asked: [*concurrent.futures.as_completed([asked[0]])]),

@@ -90,10 +90,8 @@ def test_spans_partition_the_step(driver):
     assert spans["a"].time_s >= 0.004
     assert spans["b"].time_s >= spans["inside b"].time_s >= 0.008
     assert spans["remainder"].time_s >= 0.004
-    assert {(record.name, record.value, record.unit) for record in measurement.records} == {
-        ("loss", 0.5, "nats"),
-        ("rank", 1.0, ""),
-    }
+    records = {(record.name, record.value, record.unit) for record in measurement.records}
+    assert records == {("loss", 0.5, "nats"), ("rank", 1.0, "")}
 
 
 def test_ranks_that_disagree_about_an_equal_record_fail(driver):

@@ -144,9 +144,8 @@ def test_a_device_after_a_fault_is_lost_for_its_process(on_new_device):
 
 
 def test_a_version_that_was_not_derived_is_told():
-    with pytest.raises(
-        ConfigurationError, match=r"SIMMUSA_TORCH_MUSA='2\.6' was not derived from its sources; choose 2.1"
-    ):
+    told = r"SIMMUSA_TORCH_MUSA='2\.6' was not derived from its sources; choose 2.1"
+    with pytest.raises(ConfigurationError, match=told):
         registered("2.6")
 
 

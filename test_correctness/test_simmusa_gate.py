@@ -163,6 +163,5 @@ def test_without_a_compiler_every_case_says_so(pytester, monkeypatch, tmp_path):
     there = repository(pytester, monkeypatch, TEST)
     done = there.run("--perf-platform=simmusa", "-rs")
     done.assert_outcomes(skipped=1)
-    done.stdout.fnmatch_lines(
-        ["*simmusa needs a C++ compiler and 'no-such-compiler' is not found; install g++ or set CXX*"]
-    )
+    told = "*simmusa needs a C++ compiler and 'no-such-compiler' is not found; install g++ or set CXX*"
+    done.stdout.fnmatch_lines([told])

@@ -49,9 +49,8 @@ def test_a_send_ends_when_it_is_received(session):
 @pytest.mark.extended
 @pytest.mark.parametrize("batched", [(), (0,)], ids=["alone", "one in a batch"])
 def test_two_ranks_that_both_send_first_wait_for_ever(session, batched):
-    with pytest.raises(
-        RanksFailed, match=r"mccl::(send|recv) with rank [01] is called .* on a device both wait for ever"
-    ):
+    told = r"mccl::(send|recv) with rank [01] is called .* on a device both wait for ever"
+    with pytest.raises(RanksFailed, match=told):
         measure_on(session, ranks.both_send_first, 2, batched=batched)
 
 
@@ -210,6 +209,5 @@ def test_the_yardstick_takes_a_device_s_bytes_where_asked(tmp_path, monkeypatch,
     monkeypatch.setenv("SIMMUSA_YARDSTICK", size)
     with opened(PRICES, tmp_path, KERNELS) as session:
         result = measure_on(session, ranks.tells_its_yardstick, 1)
-    assert records(result.measurement)["yardstick_bytes"] == (
-        Accelerator.yardstick_bytes if size else DeviceCode.yardstick_bytes
-    )
+    expected = Accelerator.yardstick_bytes if size else DeviceCode.yardstick_bytes
+    assert records(result.measurement)["yardstick_bytes"] == expected

@@ -66,9 +66,8 @@ def test_a_sustained_run_says_how_its_end_differs_from_its_beginning():
     looks = tuple(DeviceLook(device=0, at_s=float(at), power_w=600.0 + at, temperature_c=50.0 + at) for at in range(3))
     first, device = sustained_lines([result(looks)])
     assert first == "t.py::test_x: 6 samples, median of the first third 1 s, of the last 1.1 s (+10.0%)"
-    assert device == (
-        "  device 0, power 600 to 602 W (lowest 600, highest 602), temperature 50 to 52 °C (lowest 50, highest 52)"
-    )
+    told = "power 600 to 602 W (lowest 600, highest 602), temperature 50 to 52 °C (lowest 50, highest 52)"
+    assert device == f"  device 0, {told}"
     assert "nothing can be read" in sustained_lines([result((DeviceLook(device=0, at_s=0.0),))])[1]
 
 

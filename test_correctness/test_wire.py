@@ -272,9 +272,8 @@ def test_one_host_meets_at_a_socket_however_long_its_path_and_at_no_port(pool, t
 
 
 def test_a_place_that_holds_no_socket_is_one_line(tmp_path):
-    with pytest.raises(
-        LaunchError, match=r"no socket can be made in /proc/self \(.*\): .*set TMPDIR to a directory of"
-    ):
+    told = r"no socket can be made in /proc/self \(.*\): .*set TMPDIR to a directory of"
+    with pytest.raises(LaunchError, match=told):
         door.Door(a_launch(), Meeting(key=KEY, socket=Path("/proc/self/socket")))
 
 
@@ -336,9 +335,8 @@ def test_ranks_that_do_not_come_are_named(pool):
     gathered = gathering(pool, launch, deadline_s=3.0)
     knocking = [knock(pool, an_agent(launch, rank), deadline_s=3600) for rank in (2, 6)]
     stranger = knock(pool, an_agent(launch, 1), OTHER_KEY, deadline_s=1.0)
-    with pytest.raises(
-        LaunchError, match=r"rank 1, 3-5, 7 of 8 did not come within 3 s \(ranks came from here; \d+ con.*another key"
-    ):
+    told = r"rank 1, 3-5, 7 of 8 did not come within 3 s \(ranks came from here; \d+ con.*another key"
+    with pytest.raises(LaunchError, match=told):
         gathered.result(60)
     for agent in knocking:
         with pytest.raises(LaunchError, match=r"the driver gave this launch up: rank 1, 3-5, 7 of 8 did not come"):

@@ -15,10 +15,8 @@ HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "T
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
 
-OUT_OF_MEMORY = {
-    **{"outcome": "out_of_memory", "quantiles_s": (), "location": None},
-    **{"samples": 0, "clean": 0, "metrics": {}},
-}
+OUT_OF_MEMORY = {"outcome": "out_of_memory", "quantiles_s": (), "location": None}
+OUT_OF_MEMORY |= {"samples": 0, "clean": 0, "metrics": {}}
 """Fields of a run that did not fit."""
 
 
