@@ -8,6 +8,7 @@ import signal
 import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,6 +129,11 @@ def test_a_wrapper_is_an_instrument_where_it_is_a_profiler(plain, wrapper, told)
     assert after(lambda: None, wrapper) == told
 
 
+def tell(plain, files):
+    """Have these files read in place of those of /proc."""
+    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: SimpleNamespace(read_text=lambda **_: files[path]))
+
+
 @pytest.mark.parametrize(
     ("library", "seen"),
     [
@@ -146,22 +152,14 @@ def test_preloaded_debug_libraries_are_seen_in_what_is_mapped(plain, tmp_path, l
         "/proc/self/maps": f"7f00-7f01 r--p 00000000 08:01 1 {library}\n7f02-7f03 r--p 0 08:01 2 /usr/lib/libc.so.6\n",
         "/proc/self/status": "Name:\tpython\nTracerPid:\t0\n",
     }
-    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: Fake(files[path]))
+    tell(plain, files)
     assert any("(unset LD_PRELOAD)" in text for text in instruments(CpuDevice())) == seen
 
 
 def test_a_process_that_traces_the_rank_is_named(plain):
     files = {"/proc/self/maps": "", "/proc/self/status": "TracerPid:\t77\n", "/proc/77/comm": "strace\n"}
-    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: Fake(files[path]))
+    tell(plain, files)
     assert "tracer strace (detach it)" in instruments(CpuDevice())
-
-
-@dataclasses.dataclass
-class Fake:
-    text: str
-
-    def read_text(self, **_):
-        return self.text
 
 
 # -- in a pytest run ---------------------------------------------------------------------------------------------

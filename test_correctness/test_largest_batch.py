@@ -184,31 +184,20 @@ def test_a_cpu_needs_a_budget():
 # -- a device's limit --------------------------------------------------------------------------------------------
 
 
-class Module:
-    """A device module with 1000 bytes."""
-
-    def __init__(self):
-        self.fractions = []
-
-    def mem_get_info(self, device):
-        return 400, 1000
-
-    def empty_cache(self):
-        pass
-
-    def set_per_process_memory_fraction(self, fraction, device):
-        self.fractions.append(fraction)
-
-
 def test_a_budget_on_an_accelerator_is_a_limit_of_its_allocator(monkeypatch):
-    module = Module()
+    fractions = []
+    module = SimpleNamespace(
+        mem_get_info=lambda device: (400, 1000),
+        empty_cache=lambda: None,
+        set_per_process_memory_fraction=lambda fraction, device: fractions.append(fraction),
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     rank = SimpleNamespace(device=torch.device("meta"), purpose="memory")
     workload = LargestBatch(model="gpt2-tiny", memory_budget_bytes=250)
     step = Limited(rank.device, 250, lambda: SimpleNamespace(close=lambda: None))
-    assert module.fractions == [0.25]
+    assert fractions == [0.25]
     step.close()
-    assert module.fractions == [0.25, 1.0]
+    assert fractions == [0.25, 1.0]
 
     def no_memory(self, rank):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -216,7 +205,7 @@ def test_a_budget_on_an_accelerator_is_a_limit_of_its_allocator(monkeypatch):
     monkeypatch.setattr(largest_batch.TrainStep, "build", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         workload.build(rank)
-    assert module.fractions == [0.25, 1.0, 0.25, 1.0]  # what fails leaves no limit behind
+    assert fractions == [0.25, 1.0, 0.25, 1.0]  # what fails leaves no limit behind
 
 
 def test_a_budget_is_kept_by_prediction_where_the_allocator_knows_no_limit(monkeypatch):

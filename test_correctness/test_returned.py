@@ -533,9 +533,9 @@ def that_logs_by_a_thread(pool):
         with_a_pool_for_each,
         with_a_task_for_the_next_run,
         that_asks_a_thread,
-        lambda pool: with_buffers_of_a_queue(),
-        lambda pool: by_put(queue.Queue(), 1.0),  # results that are kept
-        lambda pool: by_put(served(queue.Queue(maxsize=2), time.sleep, 0.05, 0.05), 0.05),  # a full queue
+        pytest.param(lambda pool: with_buffers_of_a_queue(), id="buffers"),
+        pytest.param(lambda pool: by_put(queue.Queue(), 1.0), id="kept results"),
+        pytest.param(lambda pool: by_put(served(queue.Queue(maxsize=2), time.sleep, 0.05, 0.05), 0.05), id="full"),
         that_logs_by_a_thread,
         that_writes_checkpoints,
         whose_thread_sends_its_result,
