@@ -168,14 +168,20 @@ def test_a_process_that_traces_the_rank_is_named(plain):
 @pytest.fixture
 def slowed(stored, machine, monkeypatch):
     """The repository with stored runs, whose ranks are instrumented from now on."""
+    stored.driver.script = under(DEVELOPMENT, machine, range(3))
+    return stored
 
-    def instrumented(job):
+
+def under(instrument, machine, numbers):
+    """A script of this machine; the ranks of the cases with these numbers are instrumented."""
+
+    def script(job):
         measured = machine(job)
-        ranks = tuple(dataclasses.replace(rank, instruments=(DEVELOPMENT,)) for rank in measured.ranks)
+        told = (instrument,) if job.workload.parameters().get("number") in numbers else ()
+        ranks = tuple(dataclasses.replace(rank, instruments=told) for rank in measured.ranks)
         return dataclasses.replace(measured, ranks=ranks)
 
-    stored.driver.script = instrumented
-    return stored
+    return script
 
 
 @pytest.mark.extended
@@ -217,14 +223,7 @@ def test_no_update_stores_instrumented_runs(slowed, mode):
 
 
 def test_one_instrumented_case_fails_alone(stored, machine):
-    def script(job):
-        measured = machine(job)
-        if job.workload.parameters().get("number") != 1:
-            return measured
-        ranks = tuple(dataclasses.replace(rank, instruments=("anomaly mode of torch",)) for rank in measured.ranks)
-        return dataclasses.replace(measured, ranks=ranks)
-
-    stored.driver.script = script
+    stored.driver.script = under("anomaly mode of torch", machine, [1])
     done = stored.run("--perf-gate")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.assert_outcomes(failed=1, passed=2)
