@@ -216,7 +216,7 @@ def test_a_real_repository_says_the_same(tmp_path):
         if subject == "two":
             git(tmp_path, "tag", "v1")
     assert list(here.first_parents("docs").values()) == ["one", "two", "three"]
-    assert list(here.first_parents("docs", "v1").values()) == [here.subject("docs")] == ["three"]
+    assert list(here.first_parents("docs", "v1").values()) == [here.revision("docs").subject] == ["three"]
     assert (here.branch(), here.last_tag("docs")[0]) == ("docs", "v1")
     assert here.present([here.commit("v1"), commit(1)]) == {here.commit("v1")}
 
