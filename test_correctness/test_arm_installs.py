@@ -12,7 +12,10 @@ import venv
 import pytest
 
 from perfsuite.run.arms import ArmFailed, arm_of, described_imports, run_arm
-from test_correctness.test_ab import CONFTEST, STEP, git
+from test_correctness.helpers.machines import write
+from test_correctness.test_ab import CONFTEST, STEP
+from test_correctness.test_git import committed
+from test_correctness.test_git import run_git as git
 
 ARMS = """
 import json, subprocess, sys
@@ -83,19 +86,6 @@ def site(tmp_path, pytestconfig):
     return folder
 
 
-def committed(root, *versions):
-    """A git repository with a commit of each version: contents by path."""
-    root.mkdir()
-    git(root, "init", "--quiet")
-    for files in versions:
-        for path, text in files.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(textwrap.dedent(text))
-        git(root, "add", "--all")
-        git(root, "-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--message", "version")
-    return root
-
-
 @pytest.fixture
 def checkout(tmp_path):
     """A package in src/, whose FACTOR was 1 in the commit before and is 2."""
@@ -130,9 +120,8 @@ def links(site, checkout):
 
 
 def redirection(site, checkout):
-    (site / "_editable_impl_shop.py").write_text(
-        REDIRECTION.format(mapping={"shop": str(checkout / "src/shop/__init__.py")})
-    )
+    mapping = {"shop": str(checkout / "src/shop/__init__.py")}
+    (site / "_editable_impl_shop.py").write_text(REDIRECTION.format(mapping=mapping))
     (site / "_editable_impl_shop.pth").write_text("import _editable_impl_shop\n")
 
 
@@ -161,8 +150,7 @@ def test_a_finder_before_the_path_is_named(site, checkout):
 
 
 def test_an_installed_copy_is_no_revision(site, checkout):
-    (site / "shop").mkdir()
-    (site / "shop" / "__init__.py").write_text("FACTOR = 3\n")
+    write(site, {"shop/__init__.py": "FACTOR = 3\n"})
     (error, _), new = said_by_arms(site, checkout)
     assert f"module shop was imported from {site}/shop/__init__.py, outside of the tree" in error
     assert new == [3, {"shop": f"{site}/shop/__init__.py"}]
@@ -172,12 +160,10 @@ def test_an_installed_copy_of_what_lies_in_an_unusual_folder_is_named_and_a_depe
     project = {"code/pyproject.toml": '[project]\nname = "Shop_Core"\n', "third_party/yaml/__init__.py": "FACTOR = 8\n"}
     checkout = committed(tmp_path / "checkout", *({**project, "code/shop/__init__.py": f"F = {n}\n"} for n in (1, 2)))
     for package, distribution in (("shop", "shop-core"), ("yaml", "PyYAML")):
-        (site / package).mkdir()
-        (site / package / "__init__.py").write_text("FACTOR = 3\n")
-        metadata = site / f"{distribution}-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (metadata / "top_level.txt").write_text(package)
+        metadata = f"{distribution}-1.0.dist-info"
+        told = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        files = {f"{package}/__init__.py": "FACTOR = 3\n", f"{metadata}/METADATA": told}
+        write(site, {**files, f"{metadata}/top_level.txt": package})
     (error, _), new = said_by_arms(site, checkout)
     assert f"module shop was imported from {site}/shop/__init__.py, outside of the tree" in error
     assert 3 == new[0]
@@ -190,8 +176,7 @@ def test_a_namespace_has_portions_in_both_trees_and_its_modules_are_the_arms(sit
     after = {"src/ns/shop/speed.py": "FACTOR = 2\n", "src/ns/shop/added.py": "FACTOR = 2\n"}
     checkout = committed(tmp_path / "checkout", package, after)
     static("__editable__.ns_shop-1.0.pth")(site, checkout)
-    (site / "ns" / "other").mkdir(parents=True)  # of somebody else, in the same namespace
-    (site / "ns" / "other" / "__init__.py").write_text("FACTOR = 9\n")
+    write(site, {"ns/other/__init__.py": "FACTOR = 9\n"})  # of somebody else, in the same namespace
     files = {"ns": "src/ns", "ns.shop": "src/ns/shop", "ns.shop.speed": "src/ns/shop/speed.py"}
     assert [[1, files], [2, files]] == said_by_arms(site, checkout, "ns.shop.speed")
     ((error, _), (factor, _)) = said_by_arms(site, checkout, "ns.shop.added")
@@ -205,7 +190,7 @@ def suite(tmp_path, monkeypatch, pytestconfig):
     """A repository with src/ layout whose pytest has ``pythonpath``; cases in it are measured by a script."""
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
     ini = "[pytest]\npythonpath = src\naddopts = --benchmark-max-time=0.2 -p no:hypothesispytest\n"
-    first = {"pytest.ini": ini, "conftest.py": CONFTEST, "test_sleep.py": STEP}
+    first = {"pytest.ini": ini, "conftest.py": textwrap.dedent(CONFTEST), "test_sleep.py": textwrap.dedent(STEP)}
     later = {"src/shop/__init__.py": "DELAY_S = 0.025\n"}
     return committed(tmp_path / "checkout", {**first, "src/shop/__init__.py": "DELAY_S = 0.02\n"}, later)
 
@@ -221,7 +206,7 @@ def test_folders_of_pytests_pythonpath_are_those_of_the_arm(suite):
 def test_an_arm_with_a_foreign_module_is_not_measured_and_says_so_first(suite):
     path = suite / "conftest.py"
     path.write_text(f"import sys\nsys.path.insert(0, {str(suite / 'src')!r})\n" + path.read_text())
-    git(suite, "-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--all", "--message", "absolute")
+    git(suite, "commit", "--quiet", "--all", "--message", "absolute")
     with arm_of(suite, "HEAD", "base") as base, pytest.raises(ArmFailed) as failed:
         run_arm(base, ["."], 60)
     first = str(failed.value).splitlines()[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.platforms import detect_machine, fingerprint, load_catalog, quiet, read_environment
+from perfsuite.platforms import fingerprint, quiet, read_environment
 from perfsuite.platforms.cpu import memory_bytes
 from perfsuite.platforms.host import (
     Host,
@@ -186,7 +186,7 @@ def test_a_quota_that_cannot_be_read_is_unknown(tmp_path, monkeypatch):
 )
 def test_a_quota_below_the_cores_is_what_the_fingerprint_counts(tmp_path, quota, cores, told):
     host = tree(tmp_path, "0::/ci", HOST, {"sys/fs/cgroup/ci/cpu.max": f"{quota} 100000"})
-    machine = detect_machine(load_catalog(), host=host)
+    machine = machines.detected(host)
     found = fingerprint(machine)
     assert (found.parts["cores"], found.parts["cpu_quota"]) == (cores, told)
     assert f"-{cores}c-" in found.key
@@ -232,6 +232,10 @@ def test_a_version_1_limit_that_is_none_leaves_the_machines_memory(tmp_path):
     place = V1.format(root="/", place="/sys/fs/cgroup/memory", controllers="memory")
     host = tree(tmp_path, "9:memory:/x", place, {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "9223372036854771712"})
     assert memory_bytes(host) == (900_000_000 * 1024, 1_056_000_000 * 1024)
+    assert memory_bytes(machines.host(tmp_path / "nothing", {})) is None
+    usual = machines.xeon(tmp_path / "usual")  # it has no list of mounts
+    machines.write(usual, {"sys/fs/cgroup/memory.max": f"{3 * GIB}"})
+    assert memory_bytes(machines.host(usual, {})) == (3 * GIB, 3 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -314,9 +318,8 @@ def test_what_the_quota_holds_back_is_not_put_down_to_other_programs(tmp_path):
 
 @pytest.mark.skipif(len(Host().granted()) < 2, reason="needs two cores")
 def test_others_are_told_beside_a_quota_when_it_held_nothing_back_or_they_took_of_it(tmp_path):
-    (line,) = quiet.warnings(
-        CASES, before=(all_ := loads(tmp_path / "a", quota=100_000, held=0, busy_s=18.0))[0], after=all_[1]
-    )
+    before, after = loads(tmp_path / "a", quota=100_000, held=0, busy_s=18.0)
+    (line,) = quiet.warnings(CASES, before=before, after=after)
     assert line.startswith("the machine is not quiet: other programs took 80% of the core time; 1 of 1 case")
     before, after = loads(tmp_path / "b", quota=100_000, held=40, busy_s=18.0)
     lines = quiet.warnings(CASES, before=before, after=after)

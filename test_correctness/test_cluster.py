@@ -10,8 +10,8 @@ import pytest
 from perfsuite.base.errors import AgentLost, RanksFailed
 from perfsuite.record.workload import Budget
 from test_correctness.helpers import steps
-from test_correctness.helpers.agents import PRELOAD, job, launched
-from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.agents import launched
+from test_correctness.helpers.local_driver import PRELOAD, driver_fixture, job
 from test_correctness.helpers.processes import gone
 
 

@@ -1,9 +1,9 @@
 """How the processes of a launch end: by dismissal, by signal, with their launcher or their driver."""
 
+import contextlib
 import os
 import signal
 import socket
-import subprocess
 import time
 
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from perfsuite.base.errors import AgentLost, CaseStopped
 from perfsuite.runtime.transports import cluster, exchange
 from test_correctness.helpers import steps
-from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
+from test_correctness.helpers.agents import AGENT, environ_of, launched, started
+from test_correctness.helpers.local_driver import PRELOAD, job
 from test_correctness.helpers.processes import descendants, gone, listening_on
 
 pytestmark = pytest.mark.usefixtures("cold")
@@ -153,22 +154,16 @@ def test_an_agent_that_is_told_to_end_before_it_serves_says_so(tmp_path, monkeyp
         assert run.agents[1].wait(30) == 128 + signal.SIGTERM
 
 
-IMPATIENT = AGENT.replace(
-    "sys.exit(", "from perfsuite.runtime.transports import agent\nagent.PATIENCE_S = 0.1\nsys.exit("
-)
+IMPATIENT = AGENT.replace("PATIENCE_S = 60", "PATIENCE_S = 0.1")
 
 
 def test_ctrl_c_ends_an_agent_that_nobody_drives(tmp_path):
     """Its shell has left-over variables; with a driver Ctrl-C is the driver's."""
-    alone = start(IMPATIENT, {**environ_of(0, 2, tmp_path), "RANK": "1", "LOCAL_RANK": "1"})
-    try:
+    with started(IMPATIENT, {**environ_of(0, 2, tmp_path), "RANK": "1", "LOCAL_RANK": "1"}) as alone:
         assert "rank 1 of 2 (env) waits for rank 0" in alone.stderr.readline()
         alone.send_signal(signal.SIGINT)
         assert alone.communicate(timeout=30) == ("", "")
         assert alone.returncode == 128 + signal.SIGINT
-    finally:
-        alone.kill()
-        alone.communicate()
 
 
 def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_path, monkeypatch):
@@ -267,10 +262,11 @@ transport.close()
 @pytest.mark.parametrize("with_agent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
     environ = environ_of(0, 2, tmp_path)
-    driver = start(PAUSED_DRIVER, environ, str(tmp_path / "logs"), stdin=subprocess.PIPE)
-    agent = start(LIVELY, {**environ, "RANK": "1", "LOCAL_RANK": "1"})
-    stopped = [driver, agent] if with_agent else [driver]
-    try:
+    with (
+        started(PAUSED_DRIVER, environ, str(tmp_path / "logs")) as driver,
+        started(LIVELY, {**environ, "RANK": "1", "LOCAL_RANK": "1"}) as agent,
+    ):
+        stopped = [driver, agent] if with_agent else [driver]
         assert driver.stdout.readline() == "acquired\n"
         for process in stopped:
             process.send_signal(signal.SIGSTOP)
@@ -284,10 +280,6 @@ def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
         assert (out, err) == ("False []\n", ""), "the same processes go on"
         out, err = agent.communicate(timeout=30)
         assert (agent.returncode, out, err) == (0, "", "")
-    finally:
-        for process in (driver, agent):
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.extended
@@ -316,9 +308,10 @@ def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):
 @pytest.mark.extended
 def test_a_killed_driver_leaves_nothing_behind(tmp_path):
     environ = environ_of(0, 3, tmp_path)
-    driver = start(DRIVER, environ, str(tmp_path / "logs"))
-    agents = [start(AGENT, {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (1, 2)]
-    try:
+    others = [{**environ, "RANK": rank, "LOCAL_RANK": rank} for rank in "12"]
+    with contextlib.ExitStack() as stack:
+        driver = stack.enter_context(started(DRIVER, environ, str(tmp_path / "logs")))
+        agents = [stack.enter_context(started(AGENT, other)) for other in others]
         assert driver.stdout.readline() == "acquired\n"
         pids = [pid for each in (driver, *agents) for pid in (each.pid, *descendants(each.pid))]
         assert len(pids) >= 9
@@ -326,12 +319,6 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path):
         driver.wait()
         for agent in agents:
             out, err = agent.communicate(timeout=30)
-            assert agent.returncode == 1
-            assert out == ""
-            assert err.count("\n") == 1
+            assert (agent.returncode, out, err.count("\n")) == (1, "", 1)
             assert "ends because the driver is gone" in err
         assert gone(pids)
-    finally:
-        for process in (driver, *agents):
-            process.kill()
-            process.communicate()

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences
-from perfsuite.baselines.draft import NewRuns
+from perfsuite.baselines.baseline import Hardware, flattened, hardware_differences
 from perfsuite.gate.comparable import (
     causes,
     find,
@@ -16,11 +15,17 @@ from perfsuite.gate.comparable import (
     soft_differences,
     usable_runs,
 )
-from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
+from test_correctness.helpers.stored_files import HARDWARE, NOW, baseline_of, case, entry_of, offer, run_of
 
 
-def matched(folder, one, hardware=HARDWARE):
-    return find(one, baseline=store.load(folder, hardware), hardware=hardware, folder=folder)
+def matched(folder, one):
+    return find(one, baseline=store.load(folder, HARDWARE), hardware=HARDWARE, folder=folder)
+
+
+def given(baseline, one=None, *, environment=None, folder=Path()):
+    """The gate's case of these stored runs, measured in this environment."""
+    asked = {"environment": environment or {}, "hardware": HARDWARE, "folder": folder, "now": NOW}
+    return gate_case(one or case(), baseline=baseline, **asked)
 
 
 def test_the_same_case_on_the_same_hardware_is_found(tmp_path):
@@ -50,16 +55,14 @@ def test_the_nearest_other_hardware_is_named(tmp_path):
         ("cpu-far", {"cpu_model": "Other", "cores": 64}),
         ("cpu-near", {"cpu_model": "Test CPU", "cores": 4}),
     ):
-        hardware = Hardware(platform="cpu", fingerprint=name, key=key)
-        store.update(tmp_path, hardware, [NewRuns(case=case(), runs=(run_of("s0"),))], mode="append")
+        offer(tmp_path, run_of("s0"), hardware=Hardware(platform="cpu", fingerprint=name, key=key))
     (tmp_path / "cpu" / "cpu-broken.json").write_text("{")
     told = nearest_hardware(tmp_path, HARDWARE)
     assert told == "the nearest file is of other hardware, cpu-near.json: cores 2, stored 4"
     assert nearest_hardware(tmp_path / "nowhere", HARDWARE) == ""
     assert matched(tmp_path, case()) == ("nearest stored hardware is cpu-near", "cores 2, stored 4")
-    given_case = gate_case(case(), environment={}, baseline=None, hardware=HARDWARE, folder=tmp_path)
-    assert given_case.refusal == "not-comparable"
-    unknown = gate_case(case("new"), environment={}, baseline=None, hardware=HARDWARE, folder=tmp_path)
+    assert given(None, folder=tmp_path).refusal == "not-comparable"
+    unknown = given(None, case("new"), folder=tmp_path)
     assert (unknown.refusal, unknown.reasons) == ("no-baseline", ())
 
 
@@ -71,30 +74,20 @@ def test_hardware_differences_reach_into_nested_keys():
 
 
 def test_an_old_baseline_is_not_used_and_a_stale_one_is_marked():
-    stale = Entry(case=case(), runs=(run_of("s0", 130), run_of("s1", 90), run_of("s2", 70)))
+    stale = entry_of(run_of("s0", 130), run_of("s1", 90), run_of("s2", 70))
     kept, flags = usable_runs(stale, NOW)
     assert kept == stale.runs  # the reference of an epoch does not age while runs are appended
     assert flags[0].startswith("stale baseline: its newest run is 70 days old")
-    assert usable_runs(Entry(case=case(), runs=(run_of("s0", 121),)), NOW) == (
-        (),
-        ("1 stored run not used: the newest is older than 120 days",),
-    )
-    fresh = Entry(case=case(), runs=(run_of("s0", 59),))
+    told = "1 stored run not used: the newest is older than 120 days"
+    assert usable_runs(entry_of(run_of("s0", 121)), NOW) == ((), (told,))
+    fresh = entry_of(run_of("s0", 59))
     assert usable_runs(fresh, NOW) == (fresh.runs, ())
 
 
 def test_a_case_is_compared_with_the_reference_and_told_what_differs_from_the_nearest_of_its_environments():
     old, new = {"torch": "2.12"}, {"torch": "2.13"}
     runs = [run_of(f"s{index}", 30 - index, environment=new if index % 2 else old) for index in range(12)]
-    entry = Entry(case=case(), runs=tuple(runs))
-    given_case = gate_case(
-        case(),
-        environment=old,
-        baseline=Baseline(hardware=HARDWARE, entries={entry.case.key: entry}),
-        hardware=HARDWARE,
-        folder=Path(),
-        now=NOW,
-    )
+    given_case = given(baseline_of(entry_of(*runs)), environment=old)
     assert given_case.stored == tuple(runs[:8])
     assert given_case.newest == tuple(runs[8:])
     assert given_case.environment_changes == ()
@@ -103,10 +96,9 @@ def test_a_case_is_compared_with_the_reference_and_told_what_differs_from_the_ne
 def test_runs_of_sessions_that_are_one_of_the_machine_stay_in_the_reference():
     minute = 1 / (24 * 60)
     runs = tuple(run_of(f"s{index:02}", 30 - 5 * index * minute, boot="b", commit="c") for index in range(12))
-    entry = Entry(case=case(), runs=runs)
-    baseline = Baseline(hardware=HARDWARE, entries={entry.case.key: entry})
-    assert set(baseline.machine_session.values()) == {"s00"}
-    given_case = gate_case(case(), environment={}, baseline=baseline, hardware=HARDWARE, folder=Path(), now=NOW)
+    entry = entry_of(*runs)
+    assert set(baseline_of(entry).machine_session.values()) == {"s00"}
+    given_case = given(baseline_of(entry))
     assert [run.time for run in given_case.stored] == [run.time for run in entry.reference]
     assert [run.time for run in given_case.newest] == [run.time for run in runs if run not in entry.reference]
     assert {run.session for run in (*given_case.stored, *given_case.newest)} == {"s00"}

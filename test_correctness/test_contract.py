@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfsuite.platforms import detect_machine, load_catalog, read_environment
+from perfsuite.platforms import read_environment
 from perfsuite.platforms.accelerator import AttentionBlock
 from perfsuite.platforms.musa import Musa, MusaFlash
 from perfsuite.platforms.quirks import all_quirks, quirks
@@ -166,10 +166,8 @@ def test_the_attention_kernel_s_operators_take_what_they_are_given(version, monk
     operator(f"{FLASH}_backward", query, key, key)
     whole = MusaFlash().forward(block)
     MusaFlash().backward(query + 1, block, whole)
-    named = {
-        name: bound(f"aten::{name}{VERSIONS[version]['operators'][f'aten::{name}']}", each)
-        for name, each in given.items()
-    }
+    signatures = VERSIONS[version]["operators"]
+    named = {name: bound(f"aten::{name}{signatures[f'aten::{name}']}", each) for name, each in given.items()}
     inputs = {"query": block.query, "key": block.key, "value": block.value}
     assert_equal({**inputs, "attn_mask": None, "dropout_p": 0.0, "is_causal": True}, named[FLASH])
     outputs = {"output": whole.out, "logsumexp": whole.log_sum, "dropout_mask": mask}
@@ -214,9 +212,8 @@ def test_the_quirks_are_what_the_sources_say(version):
 
 def test_versions_and_architectures_tell_the_quirks_apart():
     assert {"fsdp2-does-not-overlap"} == named("2.7.1", 22) - named("2.7.1", 31)
-    assert {"tf32-off-by-default", "no-mccl-version", "loaders-pin-for-cuda"} == named("2.1.1+abc1234", 22) - named(
-        "2.7.1", 22
-    )
+    older, newer = named("2.1.1+abc1234", 22), named("2.7.1", 22)
+    assert {"tf32-off-by-default", "no-mccl-version", "loaders-pin-for-cuda"} == older - newer
     assert {"tf32-on-by-default"} == named("2.7.0a0", 22) - named("2.5.0", 22)
     assert "no-is-bf16-supported" in named("2.0.1")
     everything = {quirk.name for quirk in all_quirks("musa")}
@@ -284,9 +281,7 @@ def test_the_image_keeps_its_torch():
 
 
 def test_every_variable_of_the_page_reaches_the_tests_and_the_record(tmp_path):
-    table = PAGE[
-        PAGE.index("| variable | versions of torch_musa | meaning |") : PAGE.index("## What perfsuite does differently")
-    ]
+    table = PAGE[PAGE.index("| variable | versions of torch_musa | meaning |") : PAGE.index("## What perfsuite does")]
     rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
     names = {name.rstrip("*") for row in rows for name in re.findall(r"`([A-Z0-9_]+\*?)", row)}
     assert {"MUSA_VISIBLE_DEVICES", "PYTORCH_MUSA_ALLOC_CONF", "MCCL_", "TORCH_MCCL_BLOCKING_WAIT"} <= names
@@ -294,7 +289,7 @@ def test_every_variable_of_the_page_reaches_the_tests_and_the_record(tmp_path):
     environ = {name + ("X" if name.endswith("_") else ""): "1" for name in names}
     for name in environ:
         assert any(fnmatch.fnmatchcase(name, pattern) for pattern in passed), name
-    machine = detect_machine(load_catalog(), "cpu", host=machines.host(machines.xeon(tmp_path), {}, environ=environ))
+    machine = machines.detected(machines.host(machines.xeon(tmp_path), {}, environ=environ))
     assert set(environ) == set(read_environment(machine).variables)
 
 

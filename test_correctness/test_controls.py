@@ -15,15 +15,14 @@ from perfsuite.gate.shift import moved, stored_control
 from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.record.step import UNLIKE
 from perfsuite.record.verdict import GateSettings
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.arrival import ArrivalWatch
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.runtime.ranks.yardstick import Doing, Effort, make_control
 from test_correctness.helpers import steps
 from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
-from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.local_driver import QUICK, driver_fixture, job
 
 STORED = "a" * 40
 WITH_BASE = GateSettings(can_run_base=True, base_commit="b" * 40)
@@ -170,32 +169,28 @@ def test_the_watched_iteration_tells_how_much_a_message_has(tmp_path, monkeypatc
 
 
 driver, cold_driver = driver_fixture(), driver_fixture(cold=True)
+CONTROLLED = dataclasses.replace(QUICK, yardstick=True)
 
 
 @pytest.mark.extended
 def test_real_ranks_say_which_control_they_timed(cold_driver):
-    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True)
-    job = Job(workload=FunctionWorkload(function=steps.add_up), world_size=2, budget=budget)
-    measurement = cold_driver.run(job)
+    measurement = cold_driver.run(job(steps.add_up, 2, budget=CONTROLLED))
     assert measurement.control not in ("", UNLIKE)
     assert len(measurement.yardsticks_s) == len(measurement.times_s)
     assert all(measurement.yardsticks_s)
-    assert cold_driver.run(dataclasses.replace(job, budget=Budget(min_rounds=3, max_time_s=0.05))).control == ""
+    assert cold_driver.run(job(steps.add_up, 2)).control == ""
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("compiles", "control"), [(False, "message 1 KiB"), (True, "message 1024 KiB")])
 def test_a_compiler_that_an_earlier_case_loaded_does_not_change_the_control(cold_driver, compiles, control):
-    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True)
-    workload = FunctionWorkload(function=steps.waiting_beside_a_compiler, arguments={"compiles": compiles})
-    assert cold_driver.run(Job(workload=workload, world_size=2, budget=budget, fresh=True)).control == control
+    asked = job(steps.waiting_beside_a_compiler, 2, budget=CONTROLLED, fresh=True, compiles=compiles)
+    assert cold_driver.run(asked).control == control
 
 
 def test_a_rank_that_dies_in_the_message_of_its_control_is_named(driver):
-    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True, timeout_s=60.0)
-    workload = FunctionWorkload(function=steps.dying_in_its_control)
     with pytest.raises(RanksFailed, match=r"rank 1 .*SIGKILL"):
-        driver.run(Job(workload=workload, world_size=2, budget=budget, fresh=True))
+        driver.run(job(steps.dying_in_its_control, 2, budget=CONTROLLED, fresh=True))
 
 
 # -- what it says ----------------------------------------------------------------------------------------------------
@@ -257,9 +252,8 @@ def test_the_mean_has_the_mean_of_the_control(moved_by, fails):
     """A neighbour's bursts lengthen some samples: no median feels them."""
     beside = {**timed(), "yardstick_mean": math.log(0.001), "yardstick_p95": math.log(0.001)}
     means = [{"clean_mean": math.log(0.01 * (1 + by)), "clean_p95": math.log(0.0102 * (1 + by))} for by in WOBBLE]
-    stored = [
-        dataclasses.replace(run, **mean) for run, mean in zip(stored_runs(commit=STORED, **beside), means, strict=True)
-    ]
+    runs = stored_runs(commit=STORED, **beside)
+    stored = [dataclasses.replace(run, **mean) for run, mean in zip(runs, means, strict=True)]
     now = {**beside, "yardstick_mean": math.log(0.001 * (1 + moved_by)), "clean_mean": math.log(0.014)}
     verdict, _ = judged(0.0, given=gated(stored=tuple(stored)), clean_p95=math.log(0.0102), **now)
     assert verdict.fails is fails

@@ -106,19 +106,15 @@ def test_a_process_that_has_ended_has_no_state():
     assert state_of(os.getpid()).endswith(" (state R)\n")
 
 
-def failure(rank, state, what="", detail=""):
-    return RankFailure(rank=rank, host="node1", state=state, what=what, phase="timing", detail=detail)
+def failure(rank, state, what="", detail="", kind=""):
+    return RankFailure(rank=rank, host="node1", state=state, what=what, phase="timing", detail=detail, kind=kind)
 
 
 def test_the_cause_comes_first_and_consequences_lose_their_tracebacks():
     gloo = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in all_reduce\nRuntimeError: reset'
-    report = compose(
-        3,
-        [failure(0, "raised", "RuntimeError: reset", gloo), failure(1, "finished"), failure(2, "died", "exit code 3")],
-        "",
-    )
-    lines = report.splitlines()
-    assert lines[0] == "rank 2 on node1 died: exit code 3 (while timing) (3 ranks)"
+    reset = failure(0, "raised", "RuntimeError: reset", gloo)
+    report = compose(3, [reset, failure(1, "finished"), failure(2, "died", "exit code 3")], "")
+    assert report.splitlines()[0] == "rank 2 on node1 died: exit code 3 (while timing) (3 ranks)"
     assert "rank 0 on node1 lost the other ranks: RuntimeError: reset" in report
     assert "Traceback" not in report
     assert "rank 1" not in report
@@ -176,7 +172,7 @@ def exception(*failures):
 
 
 def raised(rank, kind, what="why"):
-    return RankFailure(rank=rank, host="node1", state="raised", what=what, phase="timing", detail="T", kind=kind)
+    return failure(rank, "raised", what, "T", kind)
 
 
 def test_who_waits_or_may_wait_is_named_after_who_hangs():
@@ -239,9 +235,6 @@ def test_a_known_fault_of_a_library_is_named_and_the_document_has_the_same_table
     page = (Path(__file__).parent.parent / "docs" / "contributing" / "upstream.md").read_text(encoding="utf-8")
     for phrase, fault in UPSTREAM.items():
         assert f"| `{phrase}` | {fault.replace('NCCL_ALGO', '`NCCL_ALGO`')} |" in page
-        failure = RankFailure(
-            rank=0, host="a", state="raised", what=f"DistBackendError: {phrase} for it", phase="timing"
-        )
-        assert f"known upstream: {fault} (perfsuite docs upstream)" in compose(2, [failure], "").splitlines()
-    other = RankFailure(rank=0, host="a", state="raised", what="ValueError: x", phase="timing")
-    assert "known upstream" not in compose(2, [other], "")
+        report = compose(2, [failure(0, "raised", f"DistBackendError: {phrase} for it")], "")
+        assert f"known upstream: {fault} (perfsuite docs upstream)" in report.splitlines()
+    assert "known upstream" not in compose(2, [failure(0, "raised", "ValueError: x")], "")

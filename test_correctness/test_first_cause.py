@@ -1,18 +1,16 @@
 """A torch that cannot be imported: the first cause is reported, not what fails because of it."""
 
 import contextlib
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from perfsuite.base.errors import RanksFailed
 from perfsuite.runtime.transports.local import LocalTransport, _raised_in
+from test_correctness.helpers.local_driver import ROOT
+from test_correctness.helpers.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("cold")
-ROOT = Path(__file__).parent.parent
 NO_CUDNN = "libcudnn.so.9: cannot open shared object file: No such file or directory"
 ONCE = f"""
 import sys
@@ -73,14 +71,7 @@ def test_a_preload_that_failed_fails_again_for_the_same_reason(tmp_path):
         "from perfsuite.runtime.transports.forkserver import _import; _import(['half', 'json'])\n"
         "try:\n    import half\nexcept ImportError as error:\n    print(error)\nimport json"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_python("-c", text, cwd=ROOT, PYTHONPATH=str(tmp_path))
     assert f"ValueError: {NO_CUDNN}\n" == done.stdout
 
 

@@ -264,9 +264,8 @@ def test_own_expectations_are_toml_whatever_software_and_parameters_are_called(t
     odd = dataclasses.replace(found.quantities[case], parameters={"options": {"overlap": False}})
     standings = judge_fleet(found, [])
     (key, members), *others = standings.populations
-    named = dataclasses.replace(
-        standings, populations=(({**key, "software": 'nccl "2.26"\n\\ \x7f'}, members), *others)
-    )
+    odd_key = {**key, "software": 'nccl "2.26"\n\\ \x7f'}
+    named = dataclasses.replace(standings, populations=((odd_key, members), *others))
     lines = own_rows(named, dataclasses.replace(found, quantities={**found.quantities, case: odd}), "2026-11")
     rows = tomllib.loads("\n".join(lines))["expectation"]
     assert {row["software"] for row in rows} == {'nccl "2.26"\n\\ \x7f'}

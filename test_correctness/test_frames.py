@@ -95,15 +95,13 @@ def test_a_length_that_nobody_sent_takes_no_memory():
         opened(KEY, b"\xff\xff\xff\xff" + frame[4:20])
 
 
-def meet(
-    agent_launch=LAUNCH, driver_launch=LAUNCH, *, rank=1, agent_key=KEY, driver_key=KEY, between=lambda step, data: data
-):
+def meet(agent_launch=LAUNCH, *, agent_key=KEY, between=lambda step, data: data):
     """Keys of both ends; ``between`` sees, and may change, each message of the handshake by its number."""
-    agent, driver = AgentHandshake(agent_key, agent_launch, rank), DriverHandshake(driver_key, driver_launch)
+    agent, driver = AgentHandshake(agent_key, agent_launch, 1), DriverHandshake(KEY, LAUNCH)
     answer = driver.feed(between(0, agent.opening))
     proof = driver.feed(between(2, agent.prove(between(1, answer))))
     keys = agent.finish(between(3, proof))
-    assert (driver.rank, driver.session) == (rank, keys)
+    assert (driver.rank, driver.session) == (1, keys)
     return keys
 
 
@@ -173,9 +171,8 @@ def test_noise_is_refused_or_waited_for(pieces):
 
 def test_versions_are_told_apart_on_both_sides():
     agent = AgentHandshake(KEY, LAUNCH, 1)
-    with pytest.raises(
-        HandshakeRefused, match="the driver speaks protocol 9, this agent 3; install one perfsuite everywhere"
-    ):
+    told = "the driver speaks protocol 9, this agent 3; install one perfsuite everywhere"
+    with pytest.raises(HandshakeRefused, match=told):
         agent.prove(b"perfsuite" + (9).to_bytes(2, "big") + bytes(32))
     with pytest.raises(HandshakeRefused, match="another program"):
         agent.prove(b"SSH-2.0-x".ljust(agent.answer_bytes, b"\0"))

@@ -106,9 +106,8 @@ def test_pairs_are_shared_out_so_that_most_cases_are_decided():
 
 def test_few_pairs_of_a_noisy_case_are_not_worth_their_time():
     # Three pairs can show 12 % of a quiet case; of one that scatters by 6 % they can show nothing.
-    quiet, noisy = (
-        within(27.0, {"a": 0.12}, stored_noise=dict.fromkeys(NAMES, noise) if noise else None) for noise in (0.0, 0.06)
-    )
+    quiet = within(27.0, {"a": 0.12})
+    noisy = within(27.0, {"a": 0.12}, stored_noise=dict.fromkeys(NAMES, 0.06))
     assert any(request.kind == "ab_pair" for request in quiet[2])
     assert not any(request.kind == "ab_pair" for request in noisy[2])
     assert noisy[1]
@@ -201,14 +200,14 @@ class TestSessions:
     @pytest.fixture
     def clock(self, stored, machine, monkeypatch):
         commit_all("base")
+        machine.factors[1] = 1.1
         clock = Ticking(machine)
         stored.driver.script = clock.run
         ScriptedArms(machine, monkeypatch, took=clock.arm, now=lambda: clock.now_s)
         return clock
 
     @pytest.mark.extended
-    def test_the_plan_and_the_end_are_told_with_q_and_kept(self, stored, machine, clock):
-        machine.factors[1] = 1.1
+    def test_the_plan_and_the_end_are_told_with_q_and_kept(self, stored, clock):
         done = stored.run("--perf-gate", "--perf-against=HEAD", "-q", "--perf-gate-budget=30", "--perf-journal=j.jsonl")
         done.stdout.fnmatch_lines(
             [
@@ -221,21 +220,18 @@ class TestSessions:
         assert record.banner[0].startswith("the gate's budget of 30 s ended")
         assert done.ret == 0
 
-    def test_the_usual_budget_is_told_and_enough_for_few_cases(self, stored, machine, clock):
-        machine.factors[1] = 1.1
+    def test_the_usual_budget_is_told_and_enough_for_few_cases(self, stored, clock):
         done = stored.run("--perf-gate", "--perf-against=HEAD", "-q")
         done.stdout.fnmatch_lines(["*; budget 180 s", "perfsuite: gate: settled by * runs, * s"])
         done.assert_outcomes(passed=2, failed=1)
 
-    def test_none_is_no_limit(self, stored, machine, clock):
-        machine.factors[1] = 1.1
+    def test_none_is_no_limit(self, stored, clock):
         done = stored.run("--perf-gate", "--perf-against=HEAD", "-q", "-o", "perf_gate_budget=none")
         done.stdout.fnmatch_lines(["*; no budget"])
         done.assert_outcomes(passed=2, failed=1)
 
     @pytest.mark.parametrize(("stop", "name"), [(CaseStopped("SIGTERM"), "SIGTERM"), (KeyboardInterrupt(), "SIGINT")])
-    def test_what_is_known_when_a_signal_ends_it_is_told_and_kept(self, stored, machine, clock, stop, name):
-        machine.factors[1] = 1.1
+    def test_what_is_known_when_a_signal_ends_it_is_told_and_kept(self, stored, clock, stop, name):
         clock.stop = stop
         self.interrupted(stored, name, "-q")
         record = read_journal(Path("j.jsonl")).gate
@@ -245,8 +241,7 @@ class TestSessions:
         assert reasons[0] == f"the gate was interrupted by {name} before it was decided"
 
     @pytest.mark.parametrize(("stop", "name"), [(CaseStopped("SIGTERM"), "SIGTERM"), (KeyboardInterrupt(), "SIGINT")])
-    def test_a_case_that_is_settled_in_place_when_a_signal_comes_is_reported(self, stored, machine, clock, stop, name):
-        machine.factors[1] = 1.1
+    def test_a_case_that_is_settled_in_place_when_a_signal_comes_is_reported(self, stored, clock, stop, name):
         clock.stop = stop
         self.interrupted(stored, name, "-x", "-k", "cpu-1", "--junitxml=j.xml")
         (verdict,) = read_journal(Path("j.jsonl")).gate.verdicts

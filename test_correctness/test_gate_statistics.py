@@ -76,35 +76,27 @@ def test_one_spike_changes_neither_spread_nor_level(values, spike):
     assert without_spike([*values, spike], max(calm, 0.001)) == values
 
 
+SESSIONS = tuple(f"s{index}" for index in range(8))
+
+
 def test_two_speeds_are_no_spikes():
     values = [0.0, 0.0, 0.0, 0.0, 0.05, 0.05, 0.05]
     assert without_spike(values, rough_sigma(values)) == values
     assert rough_sigma(values) > 0.02
 
 
-def drawn(seed, *, cases=40, sessions=8, sigma=0.01, drift=0.03, yard_share=0.0):
+def drawn(seed, *, cases=40, drift=0.03, yard_share=0.0):
     """Histories of equally noisy cases whose host drifts from session to session."""
     rng = random.Random(seed)
-    moved = [rng.gauss(0, drift) for _ in range(sessions)]
+    moved = [rng.gauss(0, drift) for _ in SESSIONS]
     found = []
     for case in range(cases):
-        common = [rng.gauss(0, sigma) for _ in range(sessions)]
-        own = [rng.gauss(0, sigma) for _ in range(sessions)]
-        values = [
-            math.log(1 + case)
-            + moved[index]
-            + math.sqrt(yard_share) * common[index]
-            + math.sqrt(1 - yard_share) * own[index]
-            for index in range(sessions)
-        ]
-        yards = [moved[index] + common[index] for index in range(sessions)] if yard_share else []
-        history = History(
-            kind=f"kind {case % 4}",
-            sessions=tuple(f"s{index}" for index in range(sessions)),
-            values=tuple(values),
-            yardsticks=tuple(yards),
-        )
-        found.append(history)
+        common, own = ([rng.gauss(0, 0.01) for _ in SESSIONS] for _ in range(2))
+        weights = math.sqrt(yard_share), math.sqrt(1 - yard_share)
+        shares = [weights[0] * one + weights[1] * other for one, other in zip(common, own, strict=True)]
+        values = tuple(math.log(1 + case) + host + share for host, share in zip(moved, shares, strict=True))
+        yards = tuple(host + one for host, one in zip(moved, common, strict=True)) if yard_share else ()
+        found.append(History(kind=f"kind {case % 4}", sessions=SESSIONS, values=values, yardsticks=yards))
     return found, moved
 
 
@@ -128,14 +120,9 @@ def test_too_few_cases_tell_nothing_of_the_host():
 
 def test_several_runs_of_one_session_count_once():
     rng = random.Random(3)
-    histories = [
-        History(
-            kind="k",
-            sessions=("a", "a", "b", "b"),
-            values=tuple(shift + rng.gauss(0, 0.001) for shift in (0.0, 0.0, 0.1, 0.1)),
-        )
-        for _ in range(20)
-    ]
+    shifts, sessions = (0.0, 0.0, 0.1, 0.1), ("a", "a", "b", "b")
+    draws = [tuple(shift + rng.gauss(0, 0.001) for shift in shifts) for _ in range(20)]
+    histories = [History(kind="k", sessions=sessions, values=values) for values in draws]
     effects = session_effects(histories, [history.values for history in histories], 20)
     assert effects["b"] - effects["a"] == pytest.approx(0.1, abs=0.002)
     assert levels(histories, min_suite=20)[0].sessions == 2
@@ -213,12 +200,13 @@ def test_alike_cases_lend_each_other_more_than_unlike_ones():
 LEVEL = Level(centre=0.0, sigma=0.01, dof=17, runs=8, sessions=8)
 
 
-def screened(seed, shift=0.0, sigma=0.01, runs=1, moved=None):
+def of_noise(sigma, **changes):
+    return dataclasses.replace(LEVEL, sigma=sigma, **changes)
+
+
+def screened(seed, shift=0.0, sigma=0.01):
     rng = random.Random(seed)
-    return [
-        Seen(kind="k", level=LEVEL, values=tuple(shift + rng.gauss(0, sigma) for _ in range(runs)), control=moved)
-        for _ in range(100)
-    ]
+    return [Seen(kind="k", level=LEVEL, values=(shift + rng.gauss(0, sigma),)) for _ in range(100)]
 
 
 def test_shift_and_noise_of_a_session_are_seen_in_its_cases():
@@ -260,8 +248,8 @@ def test_replicates_tell_noise_inside_from_noise_between_sessions():
     assert own_inside(0.9, Seen(kind="k", level=LEVEL, values=[0.0, 0.0001]), 1.0) == 0.9
 
 
-def judge_of(level=LEVEL, alpha=0.005, **changes):
-    bounds = Bounds(tolerance=math.log1p(0.03), limit=math.log1p(0.10), alpha=alpha, shared_alpha=alpha / 20)
+def judge_of(level=LEVEL, **changes):
+    bounds = Bounds(tolerance=math.log1p(0.03), limit=math.log1p(0.10), alpha=0.005, shared_alpha=0.005 / 20)
     return Judge(level=level, today=Today(is_known=True), bounds=bounds, settings=GateSettings(**changes))
 
 
@@ -270,16 +258,13 @@ def test_runs_of_one_session_do_not_shrink_what_lies_between_sessions():
     errors = [judge.spread(runs)[0] for runs in (1, 4, 12, 10_000)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] == pytest.approx(judge.spread(1)[1], rel=1e-3)
-    few = Level(centre=0.0, sigma=0.001, dof=17, runs=8, sessions=1)
+    few = of_noise(0.001, sessions=1)
     assert judge_of(few).spread(12)[0] > 0.01
     assert judge_of(few, can_run_base=True).spread(12)[0] < 0.002
 
 
 def test_the_smallest_change_that_would_show_grows_with_the_noise():
-    mdes = [
-        judge_of(Level(centre=0.0, sigma=sigma, dof=17, runs=8, sessions=8)).smallest_shown
-        for sigma in (0.001, 0.01, 0.03, 0.1)
-    ]
+    mdes = [judge_of(of_noise(sigma)).smallest_shown for sigma in (0.001, 0.01, 0.03, 0.1)]
     assert mdes[0] == math.log1p(0.03)
     assert mdes == sorted(mdes)
     assert mdes[-1] > 0.25
@@ -288,7 +273,7 @@ def test_the_smallest_change_that_would_show_grows_with_the_noise():
 @settings(max_examples=50)
 @given(st.floats(0.0005, 0.2), st.floats(-0.5, 0.5), st.integers(1, 12))
 def test_a_pass_never_leaves_room_for_a_large_slowdown(sigma, effect, runs):
-    judge = judge_of(Level(centre=0.0, sigma=sigma, dof=17, runs=8, sessions=8))
+    judge = judge_of(of_noise(sigma))
     for estimate in (judge.screen([effect] * runs), judge.remeasured([effect] * max(2, runs))):
         if estimate.outcome == "pass":
             assert estimate.effect + t_quantile(0.999, 17) * estimate.error < math.log1p(0.10)
@@ -307,8 +292,8 @@ def test_intervals_of_an_a_b_hold_the_truth_as_often_as_they_say():
 
 def lone(sigma):
     """The judge of a case that no others tell the host's movements of, with a base to run."""
-    level = Level(centre=0.0, sigma=sigma, dof=7, runs=8, sessions=8)
-    return dataclasses.replace(judge_of(level, can_run_base=True), today=Today(), between=0.5, inside=0.5)
+    judge = judge_of(of_noise(sigma, dof=7), can_run_base=True)
+    return dataclasses.replace(judge, today=Today(), between=0.5, inside=0.5)
 
 
 def test_one_disturbed_pair_does_not_hide_what_the_others_show():
@@ -342,9 +327,8 @@ def test_a_lone_case_is_asked_of_24_pairs_which_have_to_show_all_of_the_toleranc
 
 def test_looking_faster_makes_no_pass_and_other_cases_tell_a_lone_one_nothing():
     judge = lone(0.02)
-    assert [True, False, False] == [
-        judge.excludes(effect, error) for effect, error in ((0, 0.012), (0, 0.017), (-1, 0.017))
-    ]
+    asked = ((0, 0.012), (0, 0.017), (-1, 0.017))
+    assert [True, False, False] == [judge.excludes(effect, error) for effect, error in asked]
     borrowed = dataclasses.replace(judge, level=dataclasses.replace(judge.level, dof=17))
     assert (borrowed.dof, dataclasses.replace(borrowed, today=Today(is_known=True)).dof) == (7, 17)
 
@@ -366,8 +350,5 @@ def test_a_case_of_a_large_suite_may_err_less_often_where_nothing_is_known_to_ha
     judge, away = lone(0.02), [-0.0126, 0.0126] * 8
     many = dataclasses.replace(judge, bounds=dataclasses.replace(judge.bounds, shared_alpha=0.05 / 600))
     values = [0.105 + value for value in away]
-    assert [True, False, True] == [
-        judge.is_surely_worse(values, expected=False),
-        many.is_surely_worse(values, expected=False),
-        many.is_surely_worse(values, expected=True),
-    ]
+    asked = ((judge, False), (many, False), (many, True))
+    assert [True, False, True] == [one.is_surely_worse(values, expected=expected) for one, expected in asked]

@@ -8,12 +8,10 @@ from perfsuite.base.errors import RanksFailed
 from perfsuite.baselines.baseline import REFERENCE_MOST, first_runs, is_complete
 from perfsuite.baselines.runs import why_unusable
 from perfsuite.plugin import gating
-from perfsuite.record.workload import FunctionWorkload
-from perfsuite.runtime.driver import Job
 from test_correctness.helpers import fake_nvml
-from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.local_driver import ONCE, ROOT, job, local_driver
 from test_correctness.helpers.scripted_driver import repository
-from test_correctness.helpers.simmusa_ranks import ONCE, ROOT, require_built
+from test_correctness.helpers.simmusa_ranks import require_built
 from test_correctness.helpers.stored_files import run_of
 
 SHARED = "device 0 is shared with 1 other process"
@@ -69,12 +67,12 @@ def test_the_driver_counts_rank_processes_by_device(tmp_path):
     with local_driver(tmp_path) as driver:
         assert {} == driver.contexts()
         for ranks in (2, 1):  # the second rank's process stays, and stays on its device
-            driver.run(Job(workload=FunctionWorkload(function=_idle), world_size=ranks, budget=ONCE))
+            driver.run(job(_idle, ranks, budget=ONCE))
             assert {0: 2} == driver.contexts()
         with pytest.raises(RanksFailed):
-            driver.run(Job(workload=FunctionWorkload(function=_dies), world_size=2, budget=ONCE))
+            driver.run(job(_dies, 2, budget=ONCE))
         assert {0: 2} == driver.contexts()  # they may be listed for a while
-        driver.run(Job(workload=FunctionWorkload(function=_idle), world_size=1, budget=ONCE))
+        driver.run(job(_idle, budget=ONCE))
         assert {0: 1} == driver.contexts()
 
 

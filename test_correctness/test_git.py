@@ -26,6 +26,7 @@ from perfsuite.run import arms
 from perfsuite.run.arms import Arm, arm_environment, arm_of
 from test_correctness.helpers.gated_repository import commit_all
 from test_correctness.helpers.histories import session
+from test_correctness.helpers.machines import write
 
 ROOT = Path(__file__).parent.parent
 CHECK_OUT = """
@@ -45,18 +46,22 @@ def run_git(root, *arguments):
     return done.stdout.strip()
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    """A repository with two commits of code.py, and another.py."""
-    root = tmp_path / "checkout"
+def committed(root, *versions):
+    """A git repository with a commit of each version: contents by path."""
     root.mkdir()
     run_git(root, "init", "-q", "-b", "main")
-    for number in (1, 2):
-        (root / "code.py").write_text(f"VERSION = {number}\n")
-        (root / "another.py").write_text("")
+    for number, files in enumerate(versions, 1):
+        write(root, files)
         run_git(root, "add", "--all")
         run_git(root, "commit", "-q", "-m", f"version {number}")
     return root
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with two commits of code.py, and another.py."""
+    versions = ({"code.py": f"VERSION = {number}\n", "another.py": ""} for number in (1, 2))
+    return committed(tmp_path / "checkout", *versions)
 
 
 @pytest.fixture
@@ -311,9 +316,8 @@ def test_a_shallow_clone_names_the_setting_of_its_ci_service_and_how_to_get_a_co
         for name in filter(None, SETTINGS):
             monkeypatch.setenv(name, "true" if name == variable else "")
         assert why_missing(checkout) == ""
-        assert why_missing(tmp_path / "shallow").startswith(
-            f"this clone is shallow: git fetch --unshallow; in CI: {setting}"
-        )
+        told = f"this clone is shallow: git fetch --unshallow; in CI: {setting}"
+        assert why_missing(tmp_path / "shallow").startswith(told)
     with pytest.raises(ConfigurationError, match="this clone is shallow: git fetch --unshallow"):
         Repository(root=tmp_path / "shallow").first_parents("nowhere")
     with pytest.raises(ConfigurationError, match=r"is not a commit of .*; this clone is shallow: git fetch"):

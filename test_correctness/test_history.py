@@ -40,10 +40,8 @@ def test_what_git_merges_by_union_is_one_history(tmp_path):
     both = tmp_path / "both"
     both.write_text(ours.read_text() + theirs.read_text())
     merged, new = file.merge(ours, [theirs])
-    assert (
-        file.read(both).sessions == merged.sessions == file.read(ours).sessions == (session(1), session(2), session(3))
-    )
-    assert new == 1
+    expected = (session(1), session(2), session(3))
+    assert (1, *[expected] * 3) == (new, merged.sessions, file.read(both).sessions, file.read(ours).sessions)
 
 
 def test_a_journal_added_by_hand_does_not_hide_what_the_run_knew(tmp_path):
@@ -126,9 +124,8 @@ def test_a_link_out_of_its_folder_is_read_but_not_written(tmp_path):
         lambda: file.merge(linked, [written(tmp_path / "new", session(3))]),
         lambda: file.prune(linked, sessions=["s1"]),
     ):
-        with pytest.raises(
-            BaselineError, match=r"is a link to .*others, outside .*repository; .* give the path of the file"
-        ):
+        told = r"is a link to .*others, outside .*repository; .* give the path of the file"
+        with pytest.raises(BaselineError, match=told):
             use()
     assert others.read_bytes() == before
     others.unlink()
@@ -210,28 +207,21 @@ def test_sessions_without_a_commit_and_folders_without_git_are_ordered_by_time(t
 
 
 def test_a_real_repository_says_the_same(tmp_path):
-    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "init", "-q", "-b", "docs")
+    (tmp_path / "docs").mkdir()  # the branch is not mistaken for the folder of its name
     here = Repository(root=tmp_path)
     assert not here.is_there()
     for subject in ("one", "two", "three"):
         git(tmp_path, "commit", "-q", "--allow-empty", "-m", subject)
         if subject == "two":
             git(tmp_path, "tag", "v1")
-    assert list(here.first_parents("main").values()) == ["one", "two", "three"]
-    assert list(here.first_parents("main", "v1").values()) == ["three"]
-    assert (here.branch(), here.last_tag("main")[0]) == ("main", "v1")
+    assert list(here.first_parents("docs").values()) == ["one", "two", "three"]
+    assert list(here.first_parents("docs", "v1").values()) == [here.revision("docs").subject] == ["three"]
+    assert (here.branch(), here.last_tag("docs")[0]) == ("docs", "v1")
     assert here.present([here.commit("v1"), commit(1)]) == {here.commit("v1")}
 
 
 # -- the command and the run -------------------------------------------------------------------------------------
-
-
-def test_a_branch_that_is_named_as_a_folder_is_a_branch(tmp_path):
-    git(tmp_path, "init", "-q", "-b", "docs")
-    (tmp_path / "docs").mkdir()
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "first")
-    here = Repository(root=tmp_path)
-    assert (["first"], "first") == ([*here.first_parents("docs").values()], here.revision("docs").subject)
 
 
 def test_list_and_show(tmp_path, capsys):

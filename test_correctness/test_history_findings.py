@@ -119,6 +119,18 @@ def found(sessions, **options):
     return findings_of(ordered, **options)
 
 
+def with_torch_from(at, sessions):
+    """These sessions, with another torch from one of them on."""
+    versions = ({"packages": {"torch": "2.13" if index >= at else "2.12"}} for index in range(len(sessions)))
+    return [dataclasses.replace(one, environment=new) for one, new in zip(sessions, versions, strict=True)]
+
+
+def section_of(sessions, most):
+    """The blocks of the page about these sessions."""
+    history = HistoryFile(path=Path("h.jsonl"), sessions=tuple(sessions))
+    return history_section(OverTime(history=history, findings=found(sessions)), most).blocks
+
+
 def slower(case, number, *, at=20, size=0.05):
     return size if case == CASES[0] and number >= at else 0.0
 
@@ -128,12 +140,7 @@ def slower_by_merges(case, number, merges):
 
 
 def test_a_change_names_its_commit_and_the_environment_that_changed_with_it():
-    sessions = drawn(40, CASES, slower)
-    sessions = [
-        dataclasses.replace(one, environment={"packages": {"torch": "2.13" if index >= 20 else "2.12"}})
-        for index, one in enumerate(sessions)
-    ]
-    findings = found(sessions)
+    findings = found(with_torch_from(20, drawn(40, CASES, slower)))
     (change,) = findings.changes
     assert (CASES[0], (commit(20),)) == (change.case, change.commits)
     assert change.environment == ("packages.torch 2.13, before 2.12",)
@@ -161,12 +168,8 @@ def test_cases_that_changed_do_not_pull_the_others_along():
 
 def test_sessions_without_a_case_are_passed_over():
     sessions = drawn(40, CASES, slower)
-    holed = [
-        dataclasses.replace(
-            one, cases={case: point for case, point in one.cases.items() if case != CASES[0] or index % 3}
-        )
-        for index, one in enumerate(sessions)
-    ]
+    fewer = [{case: point for case, point in one.cases.items() if case != CASES[0]} for one in sessions]
+    holed = [one if at % 3 else dataclasses.replace(one, cases=fewer[at]) for at, one in enumerate(sessions)]
     (change,) = found(holed).changes
     assert change.before < 20 <= change.after
     assert math.isnan(table_of(holed).values[0, 0])
@@ -214,12 +217,8 @@ def test_the_page_says_what_the_terminal_does_and_holds_no_markup_of_others(tmp_
 
 
 def test_the_page_draws_every_case_that_changed_with_its_commit_levels_and_environment():
-    sessions = [
-        dataclasses.replace(one, environment={"packages": {"torch": "2.13" if index >= 30 else "2.12"}})
-        for index, one in enumerate(drawn(40, CASES, slower))
-    ]
-    over_time = OverTime(history=HistoryFile(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
-    charts = next(block for block in history_section(over_time, 24).blocks if isinstance(block, Charts))
+    blocks = section_of(with_torch_from(30, drawn(40, CASES, slower)), 24)
+    charts = next(block for block in blocks if isinstance(block, Charts))
     (chart,) = charts.charts
     layers = {json.dumps(layer["mark"]): layer["data"]["values"] for layer in chart.spec["layer"]}
     drawn_values = list(layers.values())
@@ -256,9 +255,7 @@ def test_no_more_cases_are_drawn_than_have_room_and_the_sentence_says_so():
     def level(case, number):
         return 0.05 if case in CASES[:4] and number >= 20 else 0.0
 
-    sessions = drawn(40, CASES, level)
-    over_time = OverTime(history=HistoryFile(path=Path("h.jsonl"), sessions=tuple(sessions)), findings=found(sessions))
-    said, charts, table, *_ = history_section(over_time, 3).blocks
+    said, charts, table, *_ = section_of(drawn(40, CASES, level), 3)
     assert "4 cases changed: 4 slower, 0 faster; 3 are drawn, the newest first" == said.text
     assert (3, 4) == (len(charts.charts), len(table.grid.rows))
 

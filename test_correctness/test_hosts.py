@@ -7,8 +7,6 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.hosts import HostIdentity, by_host, host_of
 from perfsuite.cli.main import main
 from perfsuite.gate.comparable import gate_case
@@ -19,7 +17,7 @@ from perfsuite.history.git import Repository
 from perfsuite.platforms.host import Host
 from perfsuite.reports.beside_others import OverTime, history_grids
 from test_correctness.helpers.histories import ScriptedRepository, drawn, session, written
-from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
+from test_correctness.helpers.stored_files import HARDWARE, NOW, baseline_of, case, entry_of, offer, run_of
 
 
 def on(name, *uuids):
@@ -61,20 +59,17 @@ def test_runs_are_grouped_by_host_and_unknown_hosts_are_no_host_of_their_own():
 
 def compared(hosts, here, boot=""):
     runs = tuple(run_of(f"s{index:02}", 30 - index, environment=on(name)) for index, name in enumerate(hosts))
-    entry = Entry(case=case(), runs=runs, reference=runs)
-    baseline = Baseline(hardware=HARDWARE, entries={entry.case.key: entry})
-    return gate_case(
-        case(), environment=on(here), boot=boot, baseline=baseline, hardware=HARDWARE, folder=Path(), now=NOW
-    )
+    baseline = baseline_of(entry_of(*runs, reference=runs))
+    where = {"environment": on(here), "boot": boot, "hardware": HARDWARE, "folder": Path()}
+    return gate_case(case(), baseline=baseline, now=NOW, **where)
 
 
 def test_a_case_is_compared_with_the_runs_of_its_host_if_there_are_enough():
     found = compared("abababababa", "a")
     assert {"a"} == {run.environment["hostname"] for run in found.stored}
     assert (6, ()) == (len(found.stored), found.elsewhere)
-    assert found.hosts == (
-        "stored runs are of 2 hosts of equal hardware, 6 of 11 of this host: only these are compared with"
-    )
+    told = "stored runs are of 2 hosts of equal hardware, 6 of 11 of this host: only these are compared with"
+    assert found.hosts == told
 
 
 @pytest.mark.parametrize(
@@ -99,11 +94,9 @@ def test_a_faster_host_begins_no_epoch_for_a_slower_one(tmp_path):
     offer(tmp_path, *(run_of(f"s{index}", 20 - index, environment=on("a")) for index in range(4)), session_runs=4)
     for index in range(3):
         fast = run_of(f"f{index}", 9 - index, 0.009, environment=on("b"), boot=str(index))
-        new = NewRuns(case=case(), runs=(fast,), verdict="improved", gains={"time": 0.03})
-        report = store.update(tmp_path, HARDWARE, [new], mode="append")
-        assert report.notes == {
-            case().node: "improved, on another host than that of the stored runs: no new epoch begins"
-        }
+        report = offer(tmp_path, fast, verdict="improved", gains={"time": 0.03})
+        told = "improved, on another host than that of the stored runs: no new epoch begins"
+        assert report.notes == {case().node: told}
         assert "several hosts of equal hardware: a (4 runs), b (" in report.hosts
     (entry,) = store.read(report.path).entries.values()
     assert (None, {"a"}) == (entry.accepted, {run.environment["hostname"] for run in entry.reference})
@@ -112,13 +105,11 @@ def test_a_faster_host_begins_no_epoch_for_a_slower_one(tmp_path):
 def test_merged_baselines_of_several_hosts_are_listed_as_such(tmp_path, capsys):
     one = offer(tmp_path / "a", run_of("s0", environment=on("a"))).path
     other = offer(tmp_path / "b", run_of("s1", 0.5, environment=on("b"))).path
-    assert 0 == main(["baselines", "merge", str(one), str(other)])
     said = "its runs are of several hosts of equal hardware: a (1 run), b (1 run); differences between hosts count"
-    assert said in capsys.readouterr().out
-    assert 0 == main(["baselines", "list", str(one)])
-    assert said in capsys.readouterr().out
-    assert 0 == main(["baselines", "list", str(other)])
-    assert "several hosts" not in capsys.readouterr().out
+    for command, several in ((("merge", one, other), True), (("list", one), True), (("list", other), False)):
+        assert 0 == main(["baselines", *map(str, command)])
+        shown = capsys.readouterr().out
+        assert (several, several) == (said in shown, "several hosts" in shown)
 
 
 # -- pytest runs -------------------------------------------------------------------------------------------------
@@ -148,9 +139,8 @@ def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(rep
     assert slower.ret == 1
     slower.stdout.fnmatch_lines(["*ENVIRONMENT +10*different from the stored runs: another host of equal hardware*"])
     machine.factors[1] = 1.0
-    repo.run("--perf-update=append").stdout.fnmatch_lines(
-        ["*its runs are of several hosts of equal hardware: a (18 runs), b (3 runs)*"]
-    )
+    told = "*its runs are of several hosts of equal hardware: a (18 runs), b (3 runs)*"
+    repo.run("--perf-update=append").stdout.fnmatch_lines([told])
 
 
 # -- history -----------------------------------------------------------------------------------------------------
@@ -159,10 +149,8 @@ def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(rep
 def hosted(count, name_of, step=0.0):
     """Sessions of which those on host b are slower by ``step``."""
     sessions = drawn(count, ["t.py::a"], lambda case, number: step * (name_of(number) == "b"), noise=0.002, host=0.0)
-    return [
-        dataclasses.replace(one, environment=on(name_of(number)), boot=name_of(number))
-        for number, one in enumerate(sessions)
-    ]
+    placed = zip(sessions, map(name_of, range(count)), strict=True)
+    return [dataclasses.replace(one, environment=on(name), boot=name) for one, name in placed]
 
 
 def test_a_history_of_two_hosts_shows_one_and_no_change_between_them():
@@ -183,10 +171,8 @@ def test_a_history_of_two_hosts_shows_one_and_no_change_between_them():
 
 def test_a_step_is_found_on_runners_that_live_for_one_session_beside_a_host_that_stays():
     slower = drawn(40, ["t.py::a"], lambda case, number: 0.05 * (number >= 20), noise=0.002, host=0.0)
-    sessions = [
-        dataclasses.replace(one, environment=on("desk" if number % 6 == 0 else f"runner-{number}"))
-        for number, one in enumerate(slower)
-    ]
+    names = [f"runner-{number}" if number % 6 else "desk" for number in range(40)]
+    sessions = [dataclasses.replace(one, environment=on(name)) for one, name in zip(slower, names, strict=True)]
     found = searched(sessions, ScriptedRepository(count=40))
     assert (40, 1) == (len(found.ordered.sessions), len(found.changes))
     assert found.ordered.notes[0].endswith("differences between hosts count as noise")

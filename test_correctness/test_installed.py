@@ -96,11 +96,8 @@ def run(installed, directory, *command):
 @pytest.mark.extended
 def test_the_wheel_has_every_file_of_the_package(installed):
     def files(place):
-        return {
-            str(path.relative_to(place))
-            for path in (place / "perfsuite").rglob("*.*")
-            if "__pycache__" not in path.parts
-        }
+        found = (path for path in (place / "perfsuite").rglob("*.*") if "__pycache__" not in path.parts)
+        return {str(path.relative_to(place)) for path in found}
 
     suite = {f"perfsuite/suite/{path.relative_to(ROOT)}" for path in (ROOT / "test_perf").glob("*.py")}
     assert files(ROOT) | suite == files(installed)

@@ -8,6 +8,7 @@ import signal
 import sys
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +18,8 @@ from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.platforms.cuda import CudaDevice
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.platforms.quiet import instruments
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
 from test_correctness.helpers import leaks
-from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.local_driver import job, local_driver
 from test_correctness.helpers.processes import in_a_fork
 
 DEVELOPMENT = "development mode of Python (unset PYTHONDEVMODE)"
@@ -130,6 +129,11 @@ def test_a_wrapper_is_an_instrument_where_it_is_a_profiler(plain, wrapper, told)
     assert after(lambda: None, wrapper) == told
 
 
+def tell(plain, files):
+    """Have these files read in place of those of /proc."""
+    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: SimpleNamespace(read_text=lambda **_: files[path]))
+
+
 @pytest.mark.parametrize(
     ("library", "seen"),
     [
@@ -148,22 +152,14 @@ def test_preloaded_debug_libraries_are_seen_in_what_is_mapped(plain, tmp_path, l
         "/proc/self/maps": f"7f00-7f01 r--p 00000000 08:01 1 {library}\n7f02-7f03 r--p 0 08:01 2 /usr/lib/libc.so.6\n",
         "/proc/self/status": "Name:\tpython\nTracerPid:\t0\n",
     }
-    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: Fake(files[path]))
+    tell(plain, files)
     assert any("(unset LD_PRELOAD)" in text for text in instruments(CpuDevice())) == seen
 
 
 def test_a_process_that_traces_the_rank_is_named(plain):
     files = {"/proc/self/maps": "", "/proc/self/status": "TracerPid:\t77\n", "/proc/77/comm": "strace\n"}
-    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: Fake(files[path]))
+    tell(plain, files)
     assert "tracer strace (detach it)" in instruments(CpuDevice())
-
-
-@dataclasses.dataclass
-class Fake:
-    text: str
-
-    def read_text(self, **_):
-        return self.text
 
 
 # -- in a pytest run ---------------------------------------------------------------------------------------------
@@ -172,14 +168,20 @@ class Fake:
 @pytest.fixture
 def slowed(stored, machine, monkeypatch):
     """The repository with stored runs, whose ranks are instrumented from now on."""
+    stored.driver.script = under(DEVELOPMENT, machine, range(3))
+    return stored
 
-    def instrumented(job):
+
+def under(instrument, machine, numbers):
+    """A script of this machine; the ranks of the cases with these numbers are instrumented."""
+
+    def script(job):
         measured = machine(job)
-        ranks = tuple(dataclasses.replace(rank, instruments=(DEVELOPMENT,)) for rank in measured.ranks)
+        told = (instrument,) if job.workload.parameters().get("number") in numbers else ()
+        ranks = tuple(dataclasses.replace(rank, instruments=told) for rank in measured.ranks)
         return dataclasses.replace(measured, ranks=ranks)
 
-    stored.driver.script = instrumented
-    return stored
+    return script
 
 
 @pytest.mark.extended
@@ -187,17 +189,14 @@ def test_an_instrumented_run_says_so_under_trust_in_summary_and_journal(slowed):
     done = slowed.run("--perf-summary=summary.md", "--perf-journal=journal.jsonl", "--perf-history=history.jsonl")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     printed = " ".join(done.stdout.str().split())  # long lines are folded
-    assert (
-        f"compared 0 of 3 cases with a baseline, 3 not-comparable; its ranks were instrumented: {DEVELOPMENT}"
-        in printed
-    )
+    told = "compared 0 of 3 cases with a baseline, 3 not-comparable; its ranks were instrumented"
+    assert f"{told}: {DEVELOPMENT}" in printed
     done.stdout.fnmatch_lines(["trust*INSTRUMENTED: 3 of 3 cases ran under development mode of Python*"])
     assert "--perf-update=append stores" not in printed
     assert "the ranks were instrumented: 3 of 3 cases ran under development mode" in Path("summary.md").read_text()
     assert DEVELOPMENT in Path("journal.jsonl").read_text()
-    done.stdout.fnmatch_lines(
-        ["perfsuite: error: nothing was added to the history: the ranks were instrumented: 3 of 3 cases*"]
-    )
+    told = "perfsuite: error: nothing was added to the history: the ranks were instrumented: 3 of 3 cases*"
+    done.stdout.fnmatch_lines([told])
     assert not Path("history.jsonl").exists()
 
 
@@ -224,14 +223,7 @@ def test_no_update_stores_instrumented_runs(slowed, mode):
 
 
 def test_one_instrumented_case_fails_alone(stored, machine):
-    def script(job):
-        measured = machine(job)
-        if job.workload.parameters().get("number") != 1:
-            return measured
-        ranks = tuple(dataclasses.replace(rank, instruments=("anomaly mode of torch",)) for rank in measured.ranks)
-        return dataclasses.replace(measured, ranks=ranks)
-
-    stored.driver.script = script
+    stored.driver.script = under("anomaly mode of torch", machine, [1])
     done = stored.run("--perf-gate")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.assert_outcomes(failed=1, passed=2)
@@ -244,14 +236,9 @@ def test_one_instrumented_case_fails_alone(stored, machine):
 def test_ranks_say_themselves_under_what_they_ran(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONDEVMODE", "1")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    budget = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
     with local_driver(tmp_path) as driver:
-        job = Job(workload=FunctionWorkload(function=leaks.plain), world_size=1, budget=budget)
-        assert driver.run(job).instruments == (
-            DEVELOPMENT,
-            "debug level DETAIL of torch.distributed (unset TORCH_DISTRIBUTED_DEBUG)",
-        )
-        traced = FunctionWorkload(function=leaks.changes, arguments={"how": "anomaly"})
-        told = driver.run(dataclasses.replace(job, workload=traced)).instruments
+        detail = "debug level DETAIL of torch.distributed (unset TORCH_DISTRIBUTED_DEBUG)"
+        assert driver.run(job(leaks.plain)).instruments == (DEVELOPMENT, detail)
+        told = driver.run(job(leaks.changes, how="anomaly")).instruments
         assert "anomaly mode of torch (torch.autograd.set_detect_anomaly(False))" in told
         assert driver.environment()["instruments"][0] == DEVELOPMENT

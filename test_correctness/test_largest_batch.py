@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +12,9 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import InvalidParameter, OutOfMemory
 from perfsuite.base.units import MIB
 from perfsuite.metrics import derive
-from perfsuite.platforms import families
 from perfsuite.record.result import Peaks, Record, Work
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.record.workload import Budget
+from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training import largest_batch
 from perfsuite.workloads.training.largest_batch import (
     LargestBatch,
@@ -27,8 +24,8 @@ from perfsuite.workloads.training.largest_batch import (
     by_stepping_down,
 )
 from test_correctness.helpers import scripted_driver, steps, training_faults
+from test_correctness.helpers.local_driver import WORKER, job, local_driver
 
-ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
 
 
@@ -94,8 +91,7 @@ def ranks_with(device, memory_bytes, timed_extra=0):
         peak = 100 + 10 * workload.micro_batch_size + (timed_extra if purpose == "time" else 0)
         if peak > memory_bytes:
             raise OutOfMemory(f"OOM at {peak} of {memory_bytes}")
-        job = Job(workload=workload, world_size=1, budget=ONCE)
-        plain = scripted_driver.measurement(job)
+        plain = scripted_driver.measurement(Job(workload=workload, world_size=1, budget=ONCE))
         values = {"peak_bytes": peak, "activations_bytes": 10 * workload.micro_batch_size}
         records = tuple(Record(name=n, value=float(v), unit="bytes", reduce="max") for n, v in values.items())
         facts = tuple(dataclasses.replace(rank, device=device) for rank in plain.ranks)
@@ -117,12 +113,8 @@ def test_what_is_found_is_what_the_timed_step_can_run():
     probe, asked = ranks_with("cuda:0", 250, timed_extra=45)
     workload, records = LargestBatch(model="gpt2-tiny").settle(probe)
     values = {record.name: record.value for record in records}
-    assert (10, 10.0, 15.0) == (
-        workload.micro_batch_size,
-        values["largest_local_batch"],
-        values["largest_observed_batch"],
-    )
-    assert 200.0 == values["peak_bytes"]
+    expected = {"largest_local_batch": 10.0, "largest_observed_batch": 15.0, "peak_bytes": 200.0}
+    assert (10, expected) == (workload.micro_batch_size, {name: values[name] for name in expected})
     assert asked[8:] == [*((batch, "time") for batch in (15, 14, 12, 8, 10, 11)), (10, "memory")]
     with pytest.raises(OutOfMemory, match="OOM at 510 of 250"):
         LargestBatch(model="gpt2-tiny").settle(ranks_with("cuda:0", 250, timed_extra=400)[0])
@@ -192,31 +184,20 @@ def test_a_cpu_needs_a_budget():
 # -- a device's limit --------------------------------------------------------------------------------------------
 
 
-class Module:
-    """A device module with 1000 bytes."""
-
-    def __init__(self):
-        self.fractions = []
-
-    def mem_get_info(self, device):
-        return 400, 1000
-
-    def empty_cache(self):
-        pass
-
-    def set_per_process_memory_fraction(self, fraction, device):
-        self.fractions.append(fraction)
-
-
 def test_a_budget_on_an_accelerator_is_a_limit_of_its_allocator(monkeypatch):
-    module = Module()
+    fractions = []
+    module = SimpleNamespace(
+        mem_get_info=lambda device: (400, 1000),
+        empty_cache=lambda: None,
+        set_per_process_memory_fraction=lambda fraction, device: fractions.append(fraction),
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     rank = SimpleNamespace(device=torch.device("meta"), purpose="memory")
     workload = LargestBatch(model="gpt2-tiny", memory_budget_bytes=250)
     step = Limited(rank.device, 250, lambda: SimpleNamespace(close=lambda: None))
-    assert module.fractions == [0.25]
+    assert fractions == [0.25]
     step.close()
-    assert module.fractions == [0.25, 1.0]
+    assert fractions == [0.25, 1.0]
 
     def no_memory(self, rank):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -224,7 +205,7 @@ def test_a_budget_on_an_accelerator_is_a_limit_of_its_allocator(monkeypatch):
     monkeypatch.setattr(largest_batch.TrainStep, "build", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         workload.build(rank)
-    assert module.fractions == [0.25, 1.0, 0.25, 1.0]  # what fails leaves no limit behind
+    assert fractions == [0.25, 1.0, 0.25, 1.0]  # what fails leaves no limit behind
 
 
 def test_a_budget_is_kept_by_prediction_where_the_allocator_knows_no_limit(monkeypatch):
@@ -255,31 +236,24 @@ def test_a_budget_is_kept_by_prediction_where_the_allocator_knows_no_limit(monke
 def family(request):
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return families()[request.param]
+    return request.param
 
 
 @pytest.fixture(scope="module")
 def driver(family, tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=family, rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+    with local_driver(tmp_path_factory.mktemp("logs"), "torch", WORKER, family=family) as driver:
+        yield driver
 
 
 @pytest.mark.extended
 def test_what_is_found_fits_and_one_more_does_not(driver, family):
-    ranks = 2 if family.name == "cpu" else 1
+    ranks = 2 if family == "cpu" else 1
 
     def probe(workload, purpose):
         return driver.run(Job(workload=workload, world_size=ranks, budget=ONCE, purpose=purpose))
 
-    largest = LargestBatch(
-        model="gpt2-tiny", strategy="ddp", overrides={"layers": 1}, memory_budget_bytes=12 * MIB, most=256
-    )
+    budget = {"memory_budget_bytes": 12 * MIB, "most": 256}
+    largest = LargestBatch(model="gpt2-tiny", strategy="ddp", overrides={"layers": 1}, **budget)
     settled, records = largest.settle(probe)
     found = {record.name: record.value for record in records}
     assert 2 < settled.micro_batch_size < 256
@@ -294,18 +268,16 @@ def test_what_is_found_fits_and_one_more_does_not(driver, family):
 
 
 def test_running_out_of_memory_is_told_and_the_next_case_runs(driver):
-    greedy = FunctionWorkload(function=training_faults.greedy, arguments={"culprit": 0})
     with pytest.raises(OutOfMemory, match=r"OOM at [\d.]+ GiB of [\d.]+ GiB"):
-        driver.run(Job(workload=greedy, world_size=1, budget=ONCE))
-    assert driver.run(Job(workload=FunctionWorkload(function=steps.add_up), world_size=1, budget=ONCE)).smoke
+        driver.run(job(training_faults.greedy, budget=ONCE, culprit=0))
+    assert driver.run(job(steps.add_up, budget=ONCE)).smoke
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("others", ["wait", "fail"])
 def test_one_rank_that_runs_out_of_memory_is_the_cause_of_what_others_do(driver, family, others):
-    if family.name != "cpu":
+    if family != "cpu":
         pytest.skip("needs two ranks")
-    greedy = FunctionWorkload(function=training_faults.greedy, arguments={"culprit": 1, "others": others})
     with pytest.raises(OutOfMemory, match=r"OOM at [\d.]+ GiB of [\d.]+ GiB"):
-        driver.run(Job(workload=greedy, world_size=2, budget=ONCE))
-    assert driver.run(Job(workload=FunctionWorkload(function=steps.add_up), world_size=2, budget=ONCE)).smoke
+        driver.run(job(training_faults.greedy, 2, budget=ONCE, culprit=1, others=others))
+    assert driver.run(job(steps.add_up, 2, budget=ONCE)).smoke

@@ -221,13 +221,16 @@ def test_the_variables_that_are_named_are_all_that_has_to_be_unset(environ):
     assert detect_launch({name: value for name, value in environ.items() if name not in names}) is None
 
 
+def cluster(environ, logs, **limits):
+    how = {"start_method": "fork", "preload": (), "log_directory": logs}
+    return ClusterTransport(detect_launch(environ), environ=environ, **how, **limits)
+
+
 def test_who_waits_says_for_whom_how_long_and_what_to_unset(tmp_path, monkeypatch, capsys):
     environ = environ_of(0, 4, tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(star, "PATIENCE_S", 0.0)
-    transport = ClusterTransport(
-        detect_launch(environ), start_method="fork", preload=(), log_directory=tmp_path, deadline_s=1.0, environ=environ
-    )
+    transport = cluster(environ, tmp_path, deadline_s=1.0)
     unset = "unset RANK LOCAL_RANK WORLD_SIZE"
     told = r"rank 1-3 of 4 did not come within 1 s \(no other rank came\).*"
     with pytest.raises(LaunchError, match=f"{told}{unset}$"):
@@ -247,9 +250,7 @@ def test_who_waits_says_for_whom_how_long_and_what_to_unset(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("launch", [ENV, SLURM], ids=["one host", "several"])
 def test_the_silence_is_shorter_than_five_seconds_and_the_wait_ends(launch):
-    transport = ClusterTransport(
-        detect_launch(launch), start_method="fork", preload=(), log_directory=ROOT, environ=launch
-    )
+    transport = cluster(launch, ROOT)
     assert star.PATIENCE_S < 5
     assert transport._deadline_s == (60.0 if launch is ENV else 300.0)
 

@@ -2,10 +2,9 @@
 
 import ast
 import re
-import subprocess
-import sys
 
 from test_correctness.helpers.package_tree import MODULES, PACKAGE, imported, tree
+from test_correctness.helpers.processes import run_python
 
 DESIGN = PACKAGE.parent / "docs" / "contributing" / "architecture.md"
 LINES = [
@@ -82,17 +81,14 @@ def test_the_rank_side_is_what_loads_torch():
 
 
 def run(program):
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = run_python("-c", program, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_the_package_itself_loads_nothing():
-    program = (
-        "import sys, perfsuite; print([name for name in sys.modules if name.startswith(('perfsuite.', 'pytest'))])"
-    )
-    assert run(program) == "[]"
+    found = "[name for name in sys.modules if name.startswith(('perfsuite.', 'pytest'))]"
+    assert run(f"import sys, perfsuite; print({found})") == "[]"
 
 
 def test_every_name_of_the_package_is_there():

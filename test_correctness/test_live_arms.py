@@ -1,5 +1,6 @@
 """Arms that stay alive between turns: real processes on a scripted clock."""
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -47,16 +48,13 @@ def arm(tmp_path, monkeypatch):
 @pytest.mark.extended
 def test_an_arm_is_started_once_and_measures_turn_by_turn(arm):
     skipped = "test_step.py::test_skipped[scripted]"
-    live = LiveArm(arm, OPTIONS, [*NODES, skipped])
-    try:
+    with contextlib.closing(LiveArm(arm, OPTIONS, [*NODES, skipped])) as live:
         live.start(600)
         turns = [live.measure(nodes, 600) for nodes in (NODES, NODES[1:], [NODES[1], NODES[0]])]
         with pytest.raises(ArmFailed, match="base measured no case: not today"):
             live.measure([skipped], 600)
         assert live.serves(NODES)
         assert not live.serves(["test_other.py::test"])
-    finally:
-        live.close()
     assert [sorted(turn) for turn in turns] == [NODES, NODES[1:], NODES]
     assert [round(turn[NODES[1]].median_s, 4) for turn in turns] == [0.002] * 3
     started = {turn[NODES[1]].started_at for turn in turns}
@@ -90,25 +88,19 @@ def test_an_arm_that_cannot_start_leaves_no_descriptor_and_no_directory(tmp_path
 
 @pytest.mark.extended
 def test_an_arm_that_is_gone_is_not_asked_again(arm):
-    live = LiveArm(arm, OPTIONS, NODES)
-    try:
+    with contextlib.closing(LiveArm(arm, OPTIONS, NODES)) as live:
         live.start(600)
         os.killpg(live._child.pid, signal.SIGKILL)
         with pytest.raises(ArmFailed, match="its pytest ended with exit code -9"):
             live.measure(NODES, 600)
         assert not live.serves(NODES)
-    finally:
-        live.close()
 
 
 @pytest.mark.extended
 def test_an_arm_that_hangs_has_ended_before_anything_else_is_measured(arm):
     (arm.root / "test_step.py").write_text("import time\n\ndef test_hangs(perf):\n    time.sleep(600)\n")
-    live = LiveArm(arm, OPTIONS, ["test_step.py::test_hangs[scripted]"])
-    try:
+    with contextlib.closing(LiveArm(arm, OPTIONS, ["test_step.py::test_hangs[scripted]"])) as live:
         live.start(600)
         with pytest.raises(ArmFailed, match="base did not end within 2 s"):
             live.measure(["test_step.py::test_hangs[scripted]"], 2)
         assert live._child.poll() is not None
-    finally:
-        live.close()

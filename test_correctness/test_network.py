@@ -4,17 +4,16 @@ import ast
 import os
 import re
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.ranks import arrival
-from perfsuite.runtime.transports import door, star
+from perfsuite.runtime.transports import star
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.star import AgentFacts
-from test_correctness.helpers.agents import a_launch
+from test_correctness.helpers.agents import a_launch, reach
 from test_correctness.helpers.processes import listening_on
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
@@ -33,16 +32,6 @@ def test_a_store_listens_on_its_address_alone(host):
     assert listening_on(os.getpid())[served.port] == host
     served.set("a", "b")
     assert arrival.TCPStore(host, served.port).get("a") == b"b"
-
-
-@pytest.mark.parametrize("waited_for", [True, False])
-def test_a_process_that_has_ended_listens_on_nothing(waited_for):
-    ended = subprocess.Popen(["true"], stdout=subprocess.PIPE)
-    ended.stdout.read()
-    if waited_for:
-        ended.wait()
-    assert listening_on(ended.pid) == {}
-    ended.communicate()
 
 
 def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypatch):
@@ -90,9 +79,8 @@ def test_an_agent_says_that_the_name_of_rank_0_has_no_address(name, why, monkeyp
         monkeypatch.setattr(socket, "getaddrinfo", unknown)
     launch = a_launch(1, local_world_size=1, master_addr=name)
     said = rf"cannot resolve {re.escape(name)}, the host of rank 0 \(.*{why}.*\): set MASTER_ADDR to an address"
-    find, hello = lambda: Meeting(key=bytes(16)), star.greeting(launch, "here", 1)
     with pytest.raises(LaunchError, match=rf"rank 1 found no driver .*{said}"):
-        door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=0.1, alive=lambda: True)
+        reach(launch, Meeting(key=bytes(16)), deadline_s=0.1)
     star.say_waiting(launch, "rank 0", 300.0, {"RANK": "1"})
     assert re.search(said, capsys.readouterr().err)
 

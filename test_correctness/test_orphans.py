@@ -4,36 +4,33 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from perfsuite.base.errors import RanksFailed
-from perfsuite.platforms import families
-from perfsuite.record.workload import Budget, FunctionWorkload
+from perfsuite.record.workload import Budget
 from perfsuite.runtime import scratch
-from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.orphans import MARK, ChildProcess, children
 from test_correctness.helpers import orphans, processes, steps
+from test_correctness.helpers.agents import started
+from test_correctness.helpers.local_driver import driver_fixture, job, local_driver
 from test_correctness.helpers.processes import processes_with
 
 pytestmark = pytest.mark.usefixtures("cold")
-ROOT = Path(__file__).parent.parent
-PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
-QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 SLEEPERS = 2
 """Processes that orphans.orphaning leaves behind and that stay the same: a session and a daemon, beside a chain."""
 DRIVER = """
 import sys, time
 from perfsuite.runtime import scratch
-from test_correctness.test_orphans import a_driver, leave
-run = a_driver("exec", scratch.make_directory("run")[0])
-leave(run, sys.argv[1])
-print("left", flush=True)
-time.sleep(3600)
+from test_correctness.helpers.local_driver import local_driver
+from test_correctness.test_orphans import leave
+with local_driver(scratch.make_directory("run")[0], start_method="exec") as run:
+    leave(run, sys.argv[1])
+    print("left", flush=True)
+    time.sleep(3600)
 """
 COMPARISON = """
 from pathlib import Path
@@ -41,16 +38,6 @@ from perfsuite.run import arms
 arm = arms.Arm(name="base", root=Path.cwd())
 arms.start(["sleep", "600"], arm, arms.arm_environment(arm)).communicate(timeout=600)
 """
-
-
-def a_driver(start_method, directory):
-    transport = LocalTransport(start_method=start_method, preload=PRELOAD, log_directory=directory)
-    return Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-
-
-def job(function, *, fresh=False, budget=QUICK, **arguments):
-    workload = FunctionWorkload(function=function, arguments=arguments)
-    return Job(workload=workload, world_size=1, budget=budget, fresh=fresh)
 
 
 def leave(driver, directory, **changes):
@@ -68,11 +55,7 @@ def gone(directory, within_s=60.0):
     return not left(directory)
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    driver = a_driver("fork", tmp_path_factory.mktemp("logs"))
-    yield driver
-    driver.close()
+driver = driver_fixture()
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +92,8 @@ def test_those_of_a_killed_forkserver_are_ended_by_the_driver(driver, tmp_path):
 
 
 def test_nothing_is_left_once_the_run_is_closed(tmp_path):
-    driver = a_driver("fork", tmp_path)
-    leave(driver, tmp_path)
-    driver.close()
+    with local_driver(tmp_path) as driver:
+        leave(driver, tmp_path)
     assert left(tmp_path) == []
 
 
@@ -141,8 +123,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_forkserver_that_is_killed_while_a_worker_starts_takes_it_along():
-    command = [sys.executable, "-c", KILLED_WHILE_ITS_WORKER_STARTS]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with started(KILLED_WHILE_ITS_WORKER_STARTS, {**os.environ}) as process:
         worker = int(process.stdout.readline())
         assert -signal.SIGKILL == process.wait()
     try:
@@ -161,26 +142,18 @@ def test_a_child_that_has_left_its_group_since_is_killed_all_the_same():
 
 
 def test_an_arm_of_a_comparison_ends_with_its_run(tmp_path):
-    environ = {**os.environ, "PERFSUITE_TEST_TOKEN": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", COMPARISON], cwd=ROOT, env=environ) as process:
+    with started(COMPARISON, {**os.environ, "PERFSUITE_TEST_TOKEN": str(tmp_path)}) as process:
         while process.poll() is None and len(left(tmp_path)) < 2:
             time.sleep(0.02)
         assert process.poll() is None
-        process.kill()
     assert gone(tmp_path)
 
 
 @pytest.mark.extended
 def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(tmp_path, monkeypatch):
-    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
-    try:
+    with started(DRIVER, {**os.environ, "TMPDIR": str(tmp_path)}, str(tmp_path)) as process:
         assert process.stdout.readline() == "left\n"
         assert len(left(tmp_path)) >= SLEEPERS
-    finally:
-        process.kill()
-        process.communicate()
     assert gone(tmp_path)
     assert list(tmp_path.glob("perfsuite-run-*/rank0.log"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

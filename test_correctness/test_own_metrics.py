@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import pytest
 
 from perfsuite.base.errors import CaseError, InvalidParameter
-from perfsuite.baselines.baseline import Baseline, Hardware
+from perfsuite.baselines.baseline import Baseline
 from perfsuite.baselines.document import dumps, loads
 from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.runs import MetricMeaning
@@ -17,7 +17,7 @@ from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.quantity import rule_for
-from perfsuite.history.file import CasePoint, HistorySession, line_of, read_line
+from perfsuite.history.file import line_of, read_line
 from perfsuite.metrics import REGISTRY, derive
 from perfsuite.plugin.benchmark import extra_info
 from perfsuite.record.codec import from_json, to_json
@@ -25,7 +25,9 @@ from perfsuite.record.describe import describe, headline, word
 from perfsuite.record.own_metrics import RESERVED, OwnMetric, registered
 from perfsuite.record.result import Peaks, Record, Work
 from test_correctness.helpers.gate_runs import WOBBLE, case_of, jitter, node_of, run_of, settle, stored_runs
+from test_correctness.helpers.histories import session
 from test_correctness.helpers.report_runs import gpt
+from test_correctness.helpers.stored_files import HARDWARE
 from test_correctness.test_runtime_parts import put_together, report_of
 
 MEMORY = OwnMetric(name="memory", unit="GiB", better="lower")
@@ -138,9 +140,8 @@ def meanings(*metrics):
 def case_with(then, *metrics, name="a", known=None, **fields):
     """A case with stored runs of these metrics; ``known``: those that are recorded now."""
     case = case_of(name, metrics=meanings(*(metrics if known is None else known)))
-    return GateCase(
-        case=case, specs=REGISTRY, **{"stored": runs_with(then), "stored_metrics": meanings(*metrics), **fields}
-    )
+    stored = {"stored": runs_with(then), "stored_metrics": meanings(*metrics)}
+    return GateCase(case=case, specs=REGISTRY, **{**stored, **fields})
 
 
 def settled(given, now):
@@ -288,7 +289,6 @@ def test_all_cases_with_more_memory_are_no_host_unless_sessions_move_so_far(sess
 
 
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
-HARDWARE = Hardware(platform="cpu", fingerprint="f", key={"cores": 2})
 
 
 def stored_with(*metrics):
@@ -342,17 +342,9 @@ def test_an_older_record_is_no_metric():
 
 
 def test_a_history_keeps_unit_and_direction():
-    session = HistorySession(
-        session="s",
-        time="2026-01-01T00:00:00+00:00",
-        platform="cpu",
-        fingerprint="f",
-        own={"memory": MetricMeaning(unit="GiB", better="lower")},
-        cases={"t.py::t": CasePoint(0.0, 1.0, {"memory": 2.1})},
-    )
-    again = read_line(line_of(session).encode())
-    assert again.own == session.own
-    plain = json.loads(line_of(session))
+    one = session(own={"memory": MetricMeaning(unit="GiB", better="lower")})
+    assert read_line(line_of(one).encode()).own == one.own
+    plain = json.loads(line_of(one))
     for wrong in (["GiB"], "GiB", ["GiB", "smaller"], [3, "lower"]):
         with pytest.raises(ValueError, match=r"HistorySession\.own\.memory"):
             read_line(json.dumps({**plain, "own": {"memory": wrong}}).encode())
@@ -371,12 +363,10 @@ FORMULAS_OF_THE_TIME = {
 def test_every_metric_of_perfsuite_is_judged_or_says_why_not():
     """Each is a formula of the time, exact, judged beside the time, or observed with its reason in docs metrics."""
     judged = {name for name, spec in REGISTRY.items() if not spec.observed}
-    exact = {
-        name for name in judged if rule_for(name, MetricMeaning(unit=REGISTRY[name].unit, better="lower"), REGISTRY)
-    }
-    assert {"pair_us", "slowest_pair_us", "pair_gb_per_s", "slowest_pair_gb_per_s"} == (
-        judged - exact - FORMULAS_OF_THE_TIME
-    )
+    meaning = {name: MetricMeaning(unit=REGISTRY[name].unit, better="lower") for name in judged}
+    exact = {name for name in judged if rule_for(name, meaning[name], REGISTRY)}
+    beside = {"pair_us", "slowest_pair_us", "pair_gb_per_s", "slowest_pair_gb_per_s"}
+    assert beside == judged - exact - FORMULAS_OF_THE_TIME
     assert {"communication_bytes", "final_loss", "peak_memory_gib"} <= exact
 
 

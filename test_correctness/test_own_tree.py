@@ -1,5 +1,6 @@
 """An arm runs the code of its own tree: folders that come first, and modules of another tree that are named."""
 
+import contextlib
 import sys
 from types import ModuleType
 
@@ -8,6 +9,7 @@ import pytest
 from perfsuite.runtime import own_tree
 from perfsuite.runtime.copies import NO_PROJECT, UNREADABLE, PackageCopies, package_folders
 from perfsuite.runtime.own_tree import ForeignModule, mirrored, own_modules, require_own_modules, variable
+from test_correctness.helpers.machines import write as written
 
 
 @pytest.fixture
@@ -64,13 +66,6 @@ def test_a_tree_inside_the_checkout_is_the_arms_own(trees, monkeypatch):
     inside = checkout / "tmp" / "tree"
     monkeypatch.setenv(own_tree.VARIABLE, variable(inside, checkout)[own_tree.VARIABLE])
     require_own_modules({"shop": module("shop", inside / "src" / "shop" / "__init__.py")})
-
-
-def written(root, files):
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 def test_folders_with_modules_and_the_project_that_installs_them(tmp_path):
@@ -140,43 +135,31 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "text"),
+    "case",
     [
-        ("shop", "other/src/shop/__init__.py", "RATE = 2\n"),  # an editable install, whatever its text
-        ("shop", "venv/lib/site-packages/shop/__init__.py", "RATE = 3\n"),  # an old copy
-        ("shop.till", "venv/lib/site-packages/shop/till.py", "#"),
-        ("tools", "other/packages/tools/tools/__init__.py", ""),  # a package in no usual folder of another checkout
-        ("shop", "here/.venv/lib/site-packages/shop/__init__.py", "RATE = 1\n"),
+        ("shop", "other/src/shop/__init__.py", "RATE = 2\n", True),  # an editable install, whatever its text
+        ("shop", "venv/lib/site-packages/shop/__init__.py", "RATE = 3\n", True),  # an old copy
+        ("shop.till", "venv/lib/site-packages/shop/till.py", "#", True),
+        ("tools", "other/packages/tools/tools/__init__.py", "", True),  # in no usual folder of another checkout
+        ("shop", "here/.venv/lib/site-packages/shop/__init__.py", "RATE = 1\n", True),
+        ("shop", "here/src/shop/__init__.py", "RATE = 2\n", False),
+        ("shop", "venv/lib/site-packages/shop/__init__.py", "RATE = 2\n", False),  # pip install . of this very state
+        ("shop._fast", "venv/lib/site-packages/shop/_fast.so", "", False),  # built: the checkout has no such file
+        ("torch", "venv/lib/site-packages/torch/__init__.py", "", False),
+        ("helper", "other/helper/__init__.py", "", False),  # another project that is installed editable
+        ("conftest", "other/conftest.py", "", False),
+        ("json", "here/src/json.py", "", False),
     ],
 )
-def test_a_module_that_the_checkout_has_from_elsewhere_is_foreign(tmp_path, here, name, file, text):
-    written(tmp_path, {file: text})
-    (tmp_path / "other" / ".git").mkdir(parents=True)
-    modules = {name: module(name, tmp_path / file)}
-    here(exclusive=False)
-    require_own_modules(modules)
-    assert own_modules(modules) == {name: str(tmp_path / file)}
-    here(exclusive=True)
-    with pytest.raises(ForeignModule, match=f"module {name} was imported from .* and not from this checkout"):
-        require_own_modules(modules)
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "text"),
-    [
-        ("shop", "here/src/shop/__init__.py", "RATE = 2\n"),
-        ("shop", "venv/lib/site-packages/shop/__init__.py", "RATE = 2\n"),  # pip install . of this very state
-        ("shop._fast", "venv/lib/site-packages/shop/_fast.so", ""),  # built: the checkout has no such file
-        ("torch", "venv/lib/site-packages/torch/__init__.py", ""),
-        ("helper", "other/helper/__init__.py", ""),  # another project that is installed editable
-        ("conftest", "other/conftest.py", ""),
-        ("json", "here/src/json.py", ""),
-    ],
-)
-def test_modules_that_the_checkout_does_not_have_or_has_alike_are_not_foreign(tmp_path, here, name, file, text):
+def test_a_module_from_elsewhere_is_foreign_where_the_checkout_has_another(tmp_path, here, case):
+    name, file, text, foreign = case
     written(tmp_path, {file: text})
     (tmp_path / "other" / ".git").mkdir(parents=True, exist_ok=True)
-    here(exclusive=True)
     modules = {name: module(name, tmp_path / file), "builtin": ModuleType("builtin")}
+    here(exclusive=False)
     require_own_modules(modules)
-    assert own_modules(modules) == {}
+    assert own_modules(modules) == ({name: str(tmp_path / file)} if foreign else {})
+    here(exclusive=True)
+    refused = pytest.raises(ForeignModule, match=f"module {name} was imported from .* and not from this checkout")
+    with refused if foreign else contextlib.nullcontext():
+        require_own_modules(modules)

@@ -3,14 +3,13 @@
 import pytest
 
 from perfsuite.metrics.pipeline import bubble_ratio
-from perfsuite.platforms.base import Clock
 from perfsuite.platforms.cpu import PerfCounterClock
-from perfsuite.record.result import ClockFacts
 from perfsuite.reports.timelines.files import chrome_trace
 from perfsuite.reports.timelines.picture import timeline_svg
 from perfsuite.runtime.assembly import join
 from perfsuite.runtime.ranks.spans import KEPT_STEPS, KeptSpan, SpanRecorder, StepKeeper
 from perfsuite.schedules import replay
+from test_correctness.test_runtime_parts import Ticks
 
 
 def keeper(**place):
@@ -19,21 +18,11 @@ def keeper(**place):
 
 def step(rank, begin):
     """GPipe's step of one micro-batch on two ranks, F = 1 and B = 2; the last stage's loss is half of its forward."""
-    if rank == 0:
-        actions = [
-            KeptSpan("forward", 0, 0, 0, 1),
-            KeptSpan("send", 0, 0, 1, 1.1),
-            KeptSpan("wait", 0, 0, 1, 4),
-            KeptSpan("backward", 0, 0, 4, 6),
-        ]
-    else:
-        actions = [
-            KeptSpan("forward", 1, 0, 1, 1.5),
-            KeptSpan("forward", 1, 0, 1.5, 2),
-            KeptSpan("backward", 1, 0, 2, 4),
-            KeptSpan("optimizer", -1, -1, 6, 9),
-        ]
-    return [part._replace(start_s=part.start_s + begin, end_s=part.end_s + begin) for part in actions]
+    actions = [
+        [("forward", 0, 0, 0, 1), ("send", 0, 0, 1, 1.1), ("wait", 0, 0, 1, 4), ("backward", 0, 0, 4, 6)],
+        [("forward", 1, 0, 1, 1.5), ("forward", 1, 0, 1.5, 2), ("backward", 1, 0, 2, 4), ("optimizer", -1, -1, 6, 9)],
+    ]
+    return [KeptSpan(*part, start + begin, end + begin) for *part, start, end in actions[rank]]
 
 
 def kept(rank, *begins, offset_s=0.0, **place):
@@ -134,24 +123,14 @@ def test_steps_without_actions_have_no_timeline():
     assert own.report([1.0], offset_s=0.0) is None
 
 
-class DeviceClock(Clock):
+class DeviceClock(Ticks):
     """A device whose clock stands at another time than the host's and is read as stamps in seconds."""
 
-    def __init__(self):
-        self.now = 5000.0
+    now = 5000.0
 
     def stamp(self):
         self.now += 1.0
         return self.now
-
-    def wait(self, stamp):
-        return
-
-    def elapsed_s(self, start, end):
-        return end - start
-
-    def facts(self):
-        return ClockFacts(name="device", resolution_s=1e-9, cost_s=0.0)
 
 
 def test_a_devices_stamps_are_told_on_the_hosts_clock():

@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import CaseError, UnsupportedCase
 from perfsuite.platforms.host import Host
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node, read_cores
 from perfsuite.runtime.transports.cluster import ClusterTransport
-from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.star import AgentFacts
-from test_correctness.helpers import steps
-from test_correctness.helpers.local_driver import driver_fixture, local_driver
+from test_correctness.helpers import machines, steps
+from test_correctness.helpers.agents import a_launch
+from test_correctness.helpers.local_driver import ONCE, driver_fixture, job, local_driver
 
-OTHERWISE = {"node_rank": 0, "master_addr": "a", "master_port": None, "run_id": "it"}
-ONCE = Budget(smoke=True, timeout_s=60.0)
 HERE = allowed_cores()
 
 
@@ -43,8 +39,7 @@ driver = driver_fixture()
 
 def run(driver, ranks):
     """The ranks' facts, and the number of cores that each was allowed while it ran."""
-    step = FunctionWorkload(function=steps.allowed)
-    measured = driver.run(Job(workload=step, world_size=ranks, budget=ONCE, fresh=True))
+    measured = driver.run(job(steps.allowed, ranks, budget=ONCE, fresh=True))
     allowed = {record.name: int(record.value) for record in measured.records}
     return measured.ranks, [allowed[f"cores{rank}"] for rank in range(ranks)]
 
@@ -94,27 +89,22 @@ def test_ranks_without_a_device_divide_the_physical_cores(driver, monkeypatch):
     assert [len(rank.cores) for rank in ranks] == allowed
 
 
-def sysfs(root, *, nodes=2, cores=56, siblings=True, devices=8):
-    """Two sockets of 56 cores with hyper-threading: siblings are ``cores x nodes`` apart; half of the devices each."""
-    total = nodes * cores
+def sysfs(root, *, cores=56):
+    """Two sockets of 56 cores with hyper-threading: siblings are 112 apart; eight devices, half of them each."""
+    total, files = 2 * cores, {}
     for index in range(total * 2):
-        write(root / f"sys/devices/system/cpu/cpu{index}/topology", core_id=index)
-        if siblings:
-            pair = f"{index % total},{index % total + total}"
-            write(root / f"sys/devices/system/cpu/cpu{index}/topology", thread_siblings_list=pair)
-    for node in range(nodes):
-        first = node * cores
-        text = f"{first}-{first + cores - 1},{first + total}-{first + total + cores - 1}"
-        write(root / f"sys/devices/system/node/node{node}", cpulist=text)
-    for device in range(devices):
-        write(root / f"sys/bus/pci/devices/{address(device)}", numa_node=device * nodes // devices)
-    return Host(root=root)
+        topology = f"sys/devices/system/cpu/cpu{index}/topology"
+        files[f"{topology}/core_id"] = f"{index}\n"
+        files[f"{topology}/thread_siblings_list"] = f"{index % total},{index % total + total}\n"
+    for node, first in enumerate((0, cores)):
+        text = f"{first}-{first + cores - 1},{first + total}-{first + total + cores - 1}\n"
+        files[f"sys/devices/system/node/node{node}/cpulist"] = text
+    files |= {numa_node(device): f"{device // 4}\n" for device in range(8)}
+    return Host(root=machines.write(root, files))
 
 
-def write(folder, **files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, value in files.items():
-        (folder / name).write_text(f"{value}\n")
+def numa_node(device):
+    return f"sys/bus/pci/devices/{address(device)}/numa_node"
 
 
 def address(device):
@@ -126,10 +116,8 @@ def test_ranks_are_on_their_devices_sockets_and_share_no_core(tmp_path):
     cores = read_cores(host, range(224))
     nodes = nodes_of_devices(host, cores, {rank: address(rank) for rank in range(8)})
     places = [place_by_node(cores, nodes, share) for share in range(8)]
-    assert [(0, 13, 112, 125), (56, 69, 168, 181)] == [
-        (places[rank].cores[0], places[rank].cores[13], places[rank].cores[14], places[rank].cores[-1])
-        for rank in (0, 4)
-    ]
+    picked = [[places[rank].cores[at] for at in (0, 13, 14, -1)] for rank in (0, 4)]
+    assert [[0, 13, 112, 125], [56, 69, 168, 181]] == picked
     used = [core for place in places for core in place.cores]
     assert len(used) == len(set(used)) == 224
     assert {place.threads for place in places} == {28}
@@ -151,7 +139,7 @@ def test_ranks_that_each_see_one_device_are_on_the_sockets_of_their_own(driver, 
 
 
 def test_devices_are_counted_over_all_agents_of_the_host_once_they_came(tmp_path):
-    launch = Launch(launcher="slurm", rank=0, world_size=3, local_rank=0, local_world_size=2, **OTHERWISE)
+    launch = a_launch(world_size=3, local_world_size=2)
     cluster = ClusterTransport(launch, start_method="fork", preload=(), log_directory=tmp_path, devices=("GPU-a",))
     here = socket.gethostname()
 
@@ -182,15 +170,14 @@ def test_cores_of_a_launcher_are_not_widened(tmp_path):
 
 def test_ranks_beyond_the_cores_of_their_node_use_all_of_it(tmp_path):
     cores = read_cores(sysfs(tmp_path, cores=1), range(4))
-    assert [((0, 2), 1)] * 3 == [
-        (place.cores, place.threads) for place in (place_by_node(cores, [0, 0, 0], share) for share in range(3))
-    ]
+    places = [place_by_node(cores, [0, 0, 0], share) for share in range(3)]
+    assert [((0, 2), 1)] * 3 == [(place.cores, place.threads) for place in places]
 
 
 @pytest.mark.parametrize("told", ["", "0000:99:00.0", address(0)])
 def test_a_device_of_an_unknown_node_is_refused_where_there_are_several(tmp_path, told):
     host = sysfs(tmp_path)
-    write(tmp_path / f"sys/bus/pci/devices/{address(0)}", numa_node=-1)  # as some firmware says it
+    machines.write(tmp_path, {numa_node(0): "-1\n"})  # as some firmware says it
     with pytest.raises(UnsupportedCase, match=r"2 memory nodes has the device of rank 3.*run without --perf-pin=numa"):
         nodes_of_devices(host, read_cores(host, range(224)), {3: told})
 

@@ -250,9 +250,8 @@ def test_a_malformed_decorator_names_file_and_function(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, "")
     for number, (decorators, arguments, _) in enumerate(MALFORMED):
         function = f"def test_bad(perf{', ' if arguments else ''}{arguments}):\n    pass\n"
-        pytester.makepyfile(
-            **{f"test_bad{number:02}": f"import pytest\nfrom perfsuite import *\n{decorators}\n{function}"}
-        )
+        text = f"import pytest\nfrom perfsuite import *\n{decorators}\n{function}"
+        pytester.makepyfile(**{f"test_bad{number:02}": text})
     found = repo.run()
     found.assert_outcomes(errors=len(MALFORMED))
     found.stdout.no_fnmatch_line("During handling*")  # each error is printed once
@@ -264,9 +263,8 @@ def test_a_malformed_decorator_names_file_and_function(pytester, monkeypatch):
 def test_a_decorator_without_values_is_an_error_at_the_decorated_function(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, "@world_sizes\ndef test_bare(perf, ranks):\n    pass\n").run()
     found.assert_outcomes(errors=1)
-    found.stdout.fnmatch_lines(
-        ["E*@world_sizes above test_bare has no values; write for example @world_sizes(2, 4, 8)"]
-    )
+    told = "E*@world_sizes above test_bare has no values; write for example @world_sizes(2, 4, 8)"
+    found.stdout.fnmatch_lines([told])
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """State that a case changes in its rank's process: put back, or the process is replaced; and recorded as it was."""
 
 import _thread
+import contextlib
 import copy
 import ctypes
 import decimal
@@ -34,12 +35,11 @@ from torch.optim import optimizer
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms.cpu import CpuDevice
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Job
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
 from test_correctness.helpers import leaks
-from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.local_driver import driver_fixture, job, records
 from test_correctness.helpers.processes import in_a_fork
 
 QUICK = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
@@ -314,9 +314,8 @@ driver = driver_fixture()
 
 def facts(driver, function, **arguments):
     """What rank 0 recorded of its process, and of itself."""
-    job = Job(workload=FunctionWorkload(function=function, arguments=arguments), world_size=1, budget=QUICK)
-    measurement = driver.run(job)
-    return {record.name: record.value for record in measurement.records}, measurement.ranks[0]
+    measurement = driver.run(job(function, budget=QUICK, **arguments))
+    return records(measurement), measurement.ranks[0]
 
 
 def test_defaults_and_threads_of_one_case_are_not_there_for_the_next(driver):
@@ -343,10 +342,11 @@ def test_the_largest_resident_set_is_that_of_the_case(driver):
     assert after.max_rss_bytes < large.max_rss_bytes - (250 << 20)
 
 
-@pytest.mark.parametrize("how", ["environment", "anomaly", "affinity"])
+@pytest.mark.parametrize("how", ["environment", "anomaly", "affinity", ""], ids=lambda how: how or "skipped after it")
 def test_a_process_that_cannot_be_put_back_is_replaced(driver, how):
     before, _ = facts(driver, leaks.plain)
-    facts(driver, leaks.changes, how=how)
+    with contextlib.nullcontext() if how else pytest.raises(UnsupportedCase):
+        facts(driver, leaks.changes if how else leaks.changes_and_skips, **({"how": how} if how else {}))
     after, plain = facts(driver, leaks.plain)
     assert before.pop("pid") != after.pop("pid")
     assert before == after
@@ -374,15 +374,6 @@ def test_random_numbers_of_numpy_are_put_back_where_the_case_loaded_that_part_of
         return [stale, seeded == sys.modules["numpy"].random.get_state()[1].tolist()]
 
     assert in_a_fork(look)[1] is False
-
-
-def test_a_case_that_is_skipped_after_a_change_leaves_nothing(driver):
-    before, _ = facts(driver, leaks.plain)
-    with pytest.raises(UnsupportedCase):
-        facts(driver, leaks.changes_and_skips)
-    after, _ = facts(driver, leaks.plain)
-    assert before.pop("pid") != after.pop("pid")
-    assert before == after
 
 
 def test_what_a_module_sets_when_it_is_loaded_is_there_for_its_next_case_too(driver, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite.runtime.transports import door, star, wire
 from perfsuite.runtime.transports.keys import Meeting
-from test_correctness.helpers.agents import a_launch, launched
+from test_correctness.helpers.agents import a_launch, launched, reach
 from test_correctness.helpers.processes import gone, processes_with
 from test_correctness.helpers.relay import Relay
 
@@ -131,15 +131,7 @@ def test_a_relay_on_another_port_of_the_driver_s_host_is_passed_over():
     with ThreadPoolExecutor(1) as pool:
         try:
             assert entrance.address == second
-            reaching = pool.submit(
-                door.reach_driver,
-                agent,
-                lambda: Meeting(key=KEY),
-                star.greeting(agent, "there", 1),
-                farewell=lambda _: {},
-                deadline_s=30,
-                alive=lambda: True,
-            )
+            reaching = pool.submit(reach, agent, Meeting(key=KEY))
             link, _ = entrance.next_arrival(30) or pytest.fail("nobody came")
             link.send({"welcome": 1})
             other, _ = reaching.result(30)

@@ -22,11 +22,10 @@ import torch.distributed as dist
 from torch._utils import ExceptionWrapper
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError, RanksFailed
-from perfsuite.record.workload import Budget, CallableStep, FunctionWorkload
-from perfsuite.runtime.driver import Job
+from perfsuite.record.workload import Budget, CallableStep
 from perfsuite.runtime.ranks.returned import Iteration, describe, pending
 from test_correctness.helpers import unwaited
-from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.local_driver import driver_fixture, job, records
 
 QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.02, timeout_s=60.0)
 
@@ -406,16 +405,6 @@ def with_a_task_for_the_next_run(pool):
     return lambda: LOOP.run_until_complete(main())
 
 
-def that_prefetches(pool):
-    loaded = [pool.submit(time.sleep, 0.01)]
-
-    def run():
-        loaded.pop().result()
-        loaded.append(pool.submit(time.sleep, 0.01))
-
-    return run
-
-
 def that_writes_checkpoints(pool):
     writer = []
 
@@ -528,18 +517,6 @@ def that_asks_a_thread(pool):
     return run
 
 
-def with_buffers(pool):
-    buffers = queue.Queue()
-    for index in range(4):
-        buffers.put(index)
-    return lambda: [buffers.put(4), buffers.get()]
-
-
-def that_keeps_its_results(pool):
-    results = queue.Queue()
-    return lambda: results.put(1.0)
-
-
 def whose_queue_is_full(pool):
     return by_put(served(queue.Queue(maxsize=2), time.sleep, 0.05, 0.05), 0.05)
 
@@ -578,7 +555,7 @@ def that_logs_by_a_thread(pool):
 @pytest.mark.parametrize(
     "make",
     [
-        that_prefetches,
+        that_waits_by(lambda asked: asked[0].result()),
         that_waits_by(lambda asked: asked[0].exception()),
         that_waits_by(lambda asked: concurrent.futures.wait([asked[0]])),
         that_waits_by(lambda asked: [*concurrent.futures.as_completed([asked[0]])]),
@@ -588,8 +565,8 @@ def that_logs_by_a_thread(pool):
         with_a_pool_for_each,
         with_a_task_for_the_next_run,
         that_asks_a_thread,
-        with_buffers,
-        that_keeps_its_results,
+        pytest.param(lambda pool: with_buffers_of_a_queue(), id="buffers"),
+        pytest.param(lambda pool: by_put(queue.Queue(), 1.0), id="kept results"),
         whose_queue_is_full,
         whose_thread_loads_ahead,
         beside_a_thread_with_a_proxy,
@@ -623,8 +600,8 @@ def test_started_work_that_is_finished_or_awaited_later_is_no_false_alarm(make):
         (True, lambda pool: by_put(served(multiprocessing.Queue(), str, 0))),
         (True, lambda pool: by_the_loop_of_a_thread(str)),
         (False, that_asks_a_thread),
-        (False, with_buffers),
-        (False, that_prefetches),
+        (False, lambda pool: with_buffers_of_a_queue()),
+        (False, that_waits_by(lambda asked: asked[0].result())),
         (False, lambda pool: lambda: None),
     ],
 )
@@ -643,16 +620,13 @@ driver = driver_fixture()
 
 
 def run(driver, function, **arguments):
-    return driver.run(
-        Job(workload=FunctionWorkload(function=function, arguments=arguments), world_size=2, budget=QUICK)
-    )
+    return driver.run(job(function, 2, **{"budget": QUICK, **arguments}))
 
 
 @pytest.mark.parametrize("how", ["work", "future", "functional", "isend"])
 def test_returned_communication_is_finished_in_each_sample(driver, how):
     # Each call of the next iteration looks whether the one before had finished: an unwaited one mostly has not.
-    measured = run(driver, unwaited.returned, how=how)
-    assert next(record.value for record in measured.records if record.name == "unfinished") == 0
+    assert records(run(driver, unwaited.returned, how=how))["unfinished"] == 0
 
 
 @pytest.mark.parametrize(
@@ -687,10 +661,8 @@ def test_communication_that_is_waited_for_in_another_way_is_no_false_alarm(drive
 
 
 def test_a_rank_that_waits_for_a_returned_handle_is_not_the_one_that_hangs(driver):
-    workload = FunctionWorkload(function=unwaited.one_sided)
-    budget = Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5)
     with pytest.raises(RanksFailed) as failure:
-        driver.run(Job(workload=workload, world_size=2, budget=budget))
+        run(driver, unwaited.one_sided, budget=Budget(min_rounds=3, max_time_s=0.05, timeout_s=1.5))
     assert str(failure.value).startswith("rank 1 on ")
     assert "rank 0 on" in str(failure.value)
     assert "waiting for the other ranks in wait" in str(failure.value)

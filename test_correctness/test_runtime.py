@@ -13,24 +13,18 @@ import pytest
 
 from perfsuite.base.errors import CaseError, ExpectedFailure, InvalidParameter, RanksFailed, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
-from perfsuite.record.workload import Budget, FunctionWorkload
+from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.transports.local import STORE
 from perfsuite.workloads.axis_collective import AxisCollective
 from test_correctness.helpers import steps
-from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.local_driver import QUICK, driver_fixture, job
 from test_correctness.helpers.processes import gone, listening_on, own_address
 
 pytestmark = pytest.mark.usefixtures("cold")
-QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 HASTY = dataclasses.replace(QUICK, timeout_s=1.5)
 
 driver = driver_fixture()
-
-
-def job(function, world_size, *, budget=QUICK, fresh=False, shape=None, **arguments):
-    workload = FunctionWorkload(function=function, arguments=arguments)
-    return Job(workload=workload, world_size=world_size, budget=budget, fresh=fresh, shape=shape)
 
 
 def pids_of(measurement_driver):
@@ -89,17 +83,15 @@ def test_an_injected_delay_is_measured_and_its_rank_named(driver):
 
 
 def test_spans_partition_the_step(driver):
-    measurement = driver.run(job(steps.spans, 2, a_s=0.004, b_s=0.008, rest_s=0.004))
+    measurement = driver.run(job(steps.spans, 2))
     spans = {span.name: span for span in measurement.spans}
     assert set(spans) == {"a", "b", "inside b", "remainder"}
     assert spans["b"].count == 2
     assert spans["a"].time_s >= 0.004
     assert spans["b"].time_s >= spans["inside b"].time_s >= 0.008
     assert spans["remainder"].time_s >= 0.004
-    assert {(record.name, record.value, record.unit) for record in measurement.records} == {
-        ("loss", 0.5, "nats"),
-        ("rank", 1.0, ""),
-    }
+    records = {(record.name, record.value, record.unit) for record in measurement.records}
+    assert records == {("loss", 0.5, "nats"), ("rank", 1.0, "")}
 
 
 def test_ranks_that_disagree_about_an_equal_record_fail(driver):

@@ -60,8 +60,8 @@ def cached(rank):
     return lambda: rank
 
 
-def round_trip(workload, test_module=__name__):
-    return resolve(json.loads(json.dumps(refer(workload, ROOT, test_module))))
+def round_trip(workload):
+    return resolve(json.loads(json.dumps(refer(workload, ROOT, __name__))))
 
 
 def test_a_workload_class_travels_with_its_fields():
@@ -202,12 +202,10 @@ def test_parts_of_the_reported_step_sum_to_it_to_the_last_bit(ranks, rounds, ite
         recorders.append(recorder)
         own.append(mine)
     times = [max(each) for each in zip(*own, strict=True)]
-    reports = [
-        report_of(
-            rank, times_s=times, involuntary_switches=[], spans=each.report(), middle=each.middle(times, own[rank])
-        )
-        for rank, each in enumerate(recorders)
-    ]
+    reports = []
+    for rank, each in enumerate(recorders):
+        parts = {"spans": each.report(), "middle": each.middle(times, own[rank])}
+        reports.append(report_of(rank, times_s=times, involuntary_switches=[], **parts))
     measurement = put_together(*reports)
     assert {"data", "forward", "backward", "optimizer", "remainder"} == {span.name for span in measurement.spans}
     assert sum(span.time_s for span in measurement.spans) == measurement.median_s

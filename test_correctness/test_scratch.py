@@ -1,8 +1,6 @@
 """Scratch directories and keys: gone with their process, however it ends; what anybody else has stays."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,8 +10,7 @@ import pytest
 from perfsuite.base.errors import LaunchError
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports import keys
-from perfsuite.runtime.transports.launchers import Launch, detect_launch
-from test_correctness.helpers.agents import a_launch, an_agent
+from test_correctness.helpers.agents import a_launch, an_agent, environ_of, started
 
 HOLDER = """
 import os, sys
@@ -24,18 +21,7 @@ directory, offered = scratch.make_directory("run")[0], keys.offer_meeting(detect
 print(directory, offered.file, flush=True)
 sys.stdin.read()
 """
-ROOT = Path(__file__).parent.parent
 KEY = b"0123456789abcdef"
-
-
-def variables_of(run_id):
-    return {
-        "TORCHELASTIC_RUN_ID": run_id,
-        **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +33,8 @@ def tmp(tmp_path, monkeypatch):
 @pytest.fixture
 def holder(tmp):
     """A process that has a directory and offers a key: (process, directory, key)."""
-    environ = {**os.environ, **variables_of("another"), "TMPDIR": str(tmp), "PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", HOLDER], env=environ, **pipes) as process:
+    with started(HOLDER, environ_of(0, 2, tmp)) as process:
         yield (process, *map(Path, process.stdout.readline().split()))
-        process.kill()
 
 
 def test_what_a_living_process_has_stays_and_what_a_killed_one_left_goes(holder):
@@ -89,8 +72,7 @@ def test_nothing_else_is_touched(tmp):
 
 
 def test_a_key_that_was_replaced_meanwhile_is_not_taken_for_the_old_one(tmp, monkeypatch):
-    launch = detect_launch(variables_of("mine"))
-    assert isinstance(launch, Launch)
+    launch = a_launch()
     old = keys.offer_meeting(launch, {})
     old.lock.close()  # as at its driver's end
     hold, new = scratch.hold, []

@@ -39,17 +39,12 @@ def ran(median_s=0.5, *, n=None, defaults=None, **changes):
 
 
 def sessions(*results):
-    return tuple(
-        session_of(
-            [dataclasses.replace(one, session=f"s{number}")],
-            session=f"s{number}",
-            time=f"2026-01-{number + 1:02}T00:00:00+00:00",
-            platform="cpu",
-            fingerprint="cpu-x",
-            revision=Revision(),
-        )
-        for number, one in enumerate(results)
-    )
+    made = []
+    for number, one in enumerate(results):
+        same = {"session": f"s{number}", "platform": "cpu", "fingerprint": "cpu-x", "revision": Revision()}
+        own = dataclasses.replace(one, session=f"s{number}")
+        made.append(session_of([own], time=f"2026-01-{number + 1:02}T00:00:00+00:00", **same))
+    return tuple(made)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +182,17 @@ def test_a_base_that_runs_other_settings_is_no_base(stored, machine, monkeypatch
     done.stdout.fnmatch_lines(["*unconfirmed: base (HEAD~1) ran it with other settings: number: 7 -> 1*"])
 
 
+def edit_test(old, new):
+    Path("test_it.py").write_text(Path("test_it.py").read_text().replace(old, new))
+
+
 def test_a_resumed_run_measures_a_case_whose_default_changed_again(pytester, monkeypatch):
     test = "\ndef scaled(rank, n={}):\n    return lambda: None\n\ndef test_scaled(perf):\n    perf(scaled)\n"
     repo = repository(pytester, monkeypatch, test.format(1))
     repo.run("--perf-journal=first.jsonl")
     repo.run("--perf-journal=same.jsonl", "--perf-resume=first.jsonl")
     assert len(repo.driver.jobs) == 1
-    Path("test_it.py").write_text(Path("test_it.py").read_text().replace("n=1", "n=2222"))
+    edit_test("n=1", "n=2222")
     repo.run("--perf-journal=second.jsonl", "--perf-resume=first.jsonl")
     assert len(repo.driver.jobs) == 2
 
@@ -233,10 +232,8 @@ def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
     assert told.startswith("Nothing was compared: 1 case ran with other settings than before and cannot be compared.")
     assert not is_bad
     (table,) = comparison(material).blocks
-    assert (table.grid.title, table.grid.rows[0][-1]) == (
-        "Cases that were not compared",
-        "not comparable: n: 128 -> 256",
-    )
+    assert table.grid.title == "Cases that were not compared"
+    assert table.grid.rows[0][-1] == "not comparable: n: 128 -> 256"
 
 
 # -- pytest-benchmark's own comparison -----------------------------------------------------------------------------
@@ -254,8 +251,7 @@ def test_benchmark_compare_leaves_out_cases_with_other_settings(pytester, monkey
     done = repo.run(f"--benchmark-compare={file}", *fail, "--perf-show=cases")
     assert done.ret == 0
     assert "not compared with" not in done.stdout.str()
-    test = Path("test_it.py")
-    test.write_text(test.read_text().replace("n=1)", "n=2222)"))
+    edit_test("n=1)", "n=2222)")
     done = repo.run(f"--benchmark-compare={file}", *fail, "--perf-show=cases")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stdout.fnmatch_lines(["not compared with *test_it.py::test_scaled*: n: 1 -> 2222", "*no case was compared*"])
@@ -266,8 +262,7 @@ def test_a_plain_benchmark_beside_a_changed_case_is_compared(pytester, monkeypat
     repo = repository(pytester, monkeypatch, WITH_A_PARAMETER.format(1) + plain)
     repo.run("--benchmark-save=first")
     (file,) = (path.resolve() for path in Path(".benchmarks").rglob("*.json"))
-    test = Path("test_it.py")
-    test.write_text(test.read_text().replace("n=1)", "n=2222)"))
+    edit_test("n=1)", "n=2222)")
     done = repo.run(f"--benchmark-compare={file}", "--benchmark-compare-fail=median:100000%")
     assert done.ret == 0
     done.stdout.fnmatch_lines(["not compared with *test_it.py::test_scaled*: n: 1 -> 2222"])

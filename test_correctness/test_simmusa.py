@@ -20,7 +20,6 @@ from simmusa import build
 from simmusa.costs import S4000, Costs
 from simmusa.registered import registered
 from test_correctness.helpers import machines
-from test_correctness.helpers import simmusa_attention as attention
 from test_correctness.helpers import simmusa_steps as steps
 from test_correctness.helpers.processes import gone
 from test_correctness.helpers.simmusa_ranks import ROOT, require_built
@@ -28,26 +27,26 @@ from test_correctness.helpers.simmusa_ranks import ROOT, require_built
 NAMES = Path(__file__).parent / "torch_musa_names"
 
 
-@pytest.fixture(scope="module")
-def on_device():
+def process():
     """Calls a function in a process of its own kind: this one must not get a device musa."""
     require_built()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result(timeout=120)
 
 
+on_device, on_new_device = pytest.fixture(process, scope="module"), pytest.fixture(process)
+
+
 @pytest.mark.extended
-@pytest.mark.skipif(not NAMES.exists(), reason="torch_musa's names are not recorded in this checkout")
 def test_only_names_that_torch_musa_has(on_device):
     recorded = json.loads((NAMES / "2.7.1.json").read_text(encoding="utf-8"))["names"]
     for where, names in on_device(steps.public_names).items():
         assert [] == [name for name in names if name not in recorded[where]], where
 
 
-@pytest.mark.skipif(not NAMES.exists(), reason="torch_musa's names are not recorded in this checkout")
 def test_the_flash_kernel_has_the_operators_that_torch_musa_has(on_device):
     recorded = json.loads((NAMES / "2.7.1.json").read_text(encoding="utf-8"))["operators"]
-    found = on_device(attention.flash_attention, recorded)
+    found = on_device(steps.flash_attention, recorded)
     assert [] == found["other"]
     # 1 x 4 heads, 50 queries to 50 keys of 10 features: 400,000 FLOPs forward, 1,000,000 backward, 1 us each to launch.
     assert {"forward": 0.0014, "backward": 0.002} == {name: round(found[name], 9) for name in ("forward", "backward")}
@@ -70,7 +69,7 @@ def test_traffic_is_what_is_read_and_what_is_written(on_device):
 
 def test_the_host_chooses_attention_without_a_kernel_and_without_waiting(on_device):
     # It looks at shapes: charged as a kernel that the host waits for, it hid gathers behind half a block only.
-    assert {"ms": 0.0, "waited": False} == on_device(attention.choice_of_attention)
+    assert {"ms": 0.0, "waited": False} == on_device(steps.choice_of_attention)
 
 
 def test_an_event_that_is_not_over_has_no_time(on_device):
@@ -108,10 +107,8 @@ def test_streams_run_at_once(on_device):
 def test_memory_is_counted_to_the_byte(on_device):
     found = on_device(steps.memory)
     # Pieces of 512 bytes, as the real allocator's.
-    assert {"two": 8192, "one": 4096, "none": 0, "peak": 8192, "after": 0} == {
-        name: found[name] for name in ("two", "one", "none", "peak", "after")
-    }
-    assert (0, 64 << 20) == tuple(found["info"])
+    expected = {"two": 8192, "one": 4096, "none": 0, "peak": 8192, "after": 0, "info": (0, 64 << 20)}
+    assert expected == {name: found[name] for name in expected}
     assert found["beyond"].startswith("OutOfMemoryError: MUSA out of memory. Tried to allocate 134217728 bytes.")
 
 
@@ -136,23 +133,19 @@ def test_only_what_torch_musa_registers_runs(on_device, version, later):
 
 
 @pytest.mark.extended
-def test_a_device_after_a_fault_is_lost_for_its_process():
-    require_built()
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.submit(steps.faults).result(timeout=120)
-    assert {"first": "", "second": "", "other device": ""} == {
-        name: found[name] for name in ("first", "second", "other device")
-    }
-    for name in ("launch", "wait", "allocation"):
-        assert "RuntimeError: MUSA error: an illegal memory access was encountered" == found[name]
+def test_a_device_after_a_fault_is_lost_for_its_process(on_new_device):
+    found = on_new_device(steps.faults)
+    lost = "RuntimeError: MUSA error: an illegal memory access was encountered"
+    expected = dict.fromkeys(("first", "second", "other device"), "")
+    expected |= dict.fromkeys(("launch", "wait", "allocation"), lost)
+    assert expected == {name: found[name] for name in expected}
     for name in ("index", "after the index"):
         assert "MUSA error: device-side assert triggered" in found[name]
 
 
 def test_a_version_that_was_not_derived_is_told():
-    with pytest.raises(
-        ConfigurationError, match=r"SIMMUSA_TORCH_MUSA='2\.6' was not derived from its sources; choose 2.1"
-    ):
+    told = r"SIMMUSA_TORCH_MUSA='2\.6' was not derived from its sources; choose 2.1"
+    with pytest.raises(ConfigurationError, match=told):
         registered("2.6")
 
 
@@ -206,18 +199,9 @@ def test_memory_is_within_half_of_the_hosts(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_device_of_this_host_has_no_more():
-    require_built()
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.submit(steps.memory_as_installed).result(timeout=120)
+def test_a_device_of_this_host_has_no_more(on_new_device):
+    found = on_new_device(steps.memory_as_installed)
     assert S4000.held(8, Host()).memory_bytes == found <= cpu.memory_bytes(Host())[1] // 16
-
-
-def test_what_is_missing_to_build_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("SIMMUSA_CACHE", str(tmp_path))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UnsupportedCase, match=r"needs a C\+\+ compiler and 'no-such-compiler' is not found; install"):
-        build.ensure_built()
 
 
 def test_one_process_builds_and_the_others_wait(tmp_path, monkeypatch):

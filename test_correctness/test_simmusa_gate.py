@@ -11,7 +11,6 @@ from perfsuite.baselines.baseline import Hardware
 from perfsuite.platforms import Host, detect_machine, families, fingerprint, load_catalog
 from perfsuite.record.verdict import GateSettings
 from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
-from perfsuite.run.session import Case
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy, MemoryTriad
 from simmusa.costs import Costs
@@ -19,10 +18,10 @@ from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.simmusa_ranks import (
     FAMILY,
     KERNELS,
-    ONCE,
     QUICK,
     OneProcess,
     SetCosts,
+    measure_on,
     opened,
     require_built,
 )
@@ -56,7 +55,7 @@ class Simulated:
         """One session's results, taken in by a gate."""
         self.session.id = f"session{number}"
         costs = dataclasses.replace(PRICES, seed=number, slow=slow or {})
-        self._measure("costs", SetCosts(costs=costs.as_dict()), ONCE)
+        measure_on(self.session, SetCosts(costs=costs.as_dict()), 1)
         keeper = Gatekeeper(
             session=self.session,
             settings=settings or GateSettings(yardstick=False),
@@ -66,16 +65,12 @@ class Simulated:
             boot=f"boot{number}",  # a session of the machine of its own
         )
         for name, workload in cases(self.count).items():
-            keeper.take(self._measure(f"test_x.py::{name}", workload), (None, {}))
+            keeper.take(measure_on(self.session, workload, 1, budget=QUICK, name=f"test_x.py::{name}"), (None, {}))
         return keeper
-
-    def _measure(self, node, workload, budget=QUICK):
-        return self.session.run(Case(id=node, workload=workload, world_size=1, budget=budget, platform="s4000"))
 
 
 @pytest.fixture(scope="module")
 def simulated(request, tmp_path_factory):
-    require_built()
     folder = tmp_path_factory.mktemp("baselines")
     with opened(PRICES, tmp_path_factory.mktemp("ranks"), KERNELS) as session:
         made = Simulated(session, folder, request.param)
@@ -119,9 +114,6 @@ def test_three_per_cent_in_one_operation_are_found_and_named(simulated):
 # -- simulated and real ------------------------------------------------------------------------------------------
 
 TEST = """
-import pytest
-from dataclasses import dataclass
-
 def test_it(perf):
     perf(Product())
 """
@@ -150,15 +142,6 @@ def test_the_folder_of_real_baselines_is_refused(simulating, pytester, monkeypat
     done.stderr.fnmatch_lines(["*baselines is the folder of real baselines and this session's devices are simulated;*"])
 
 
-def test_cases_of_an_absent_s4000_say_what_is_missing(pytester, monkeypatch):
-    there = repository(pytester, monkeypatch, TEST)
-    done = there.run("-k", "s4000", "-rs")
-    done.assert_outcomes(skipped=1)
-    done.stdout.fnmatch_lines(
-        ["*MTT S4000 not found: no /dev/mtgpu* here; run inside the vendor's image on a machine*"]
-    )
-
-
 def test_a_simulated_device_bears_the_name_of_what_it_stands_for(simulating):
     machine = detect_machine(load_catalog(), "simmusa", families=families(Host()))
     assert ("s4000", "simmusa", 8, True) == (machine.name, machine.family.name, machine.device_count, machine.simulated)
@@ -180,6 +163,5 @@ def test_without_a_compiler_every_case_says_so(pytester, monkeypatch, tmp_path):
     there = repository(pytester, monkeypatch, TEST)
     done = there.run("--perf-platform=simmusa", "-rs")
     done.assert_outcomes(skipped=1)
-    done.stdout.fnmatch_lines(
-        ["*simmusa needs a C++ compiler and 'no-such-compiler' is not found; install g++ or set CXX*"]
-    )
+    told = "*simmusa needs a C++ compiler and 'no-such-compiler' is not found; install g++ or set CXX*"
+    done.stdout.fnmatch_lines([told])

@@ -12,7 +12,6 @@ from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.host import Host
 from perfsuite.record.workload import FunctionWorkload
-from perfsuite.run.session import Case
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.parents import ForkServer
 from perfsuite.workloads import collective
@@ -23,7 +22,8 @@ from simmusa.family import SimMusa
 from simmusa.registered import VERSION
 from test_correctness.helpers import simmusa_ranks as ranks
 from test_correctness.helpers import steps
-from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, QUICK, TRAINING, opened, require_built
+from test_correctness.helpers.local_driver import records
+from test_correctness.helpers.simmusa_ranks import KERNELS, QUICK, TRAINING, measure_on, opened, require_built
 
 PRICES = Costs(launch_ns=1_000, flops_per_s={"fp32": 10e12}, alpha_ns=20_000, link_bytes_per_s=100e9)
 NO_ROOM = dataclasses.replace(PRICES, memory_bytes=64 << 20, communicator_bytes=48 << 20)
@@ -32,107 +32,88 @@ NO_ROOM = dataclasses.replace(PRICES, memory_bytes=64 << 20, communicator_bytes=
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    require_built()
     with opened(PRICES, tmp_path_factory.mktemp("ranks"), KERNELS) as session:
         yield session
-
-
-def run(session, workload, world_size):
-    return session.run(Case(id=str(workload), workload=workload, world_size=world_size, budget=ONCE, platform="s4000"))
-
-
-def of(function, **arguments):
-    return FunctionWorkload(function=function, arguments=arguments)
 
 
 @pytest.mark.extended
 def test_a_send_ends_when_it_is_received(session):
     """A pipeline that counts on sends to end by themselves would look faster than it is."""
-    result = run(session, of(ranks.sends_to_a_late_rank, side=500), 2)
+    result = measure_on(session, ranks.sends_to_a_late_rank, 2, side=500)
     product_ns = PRICES.kernel_time_ns(flops=2 * 500**3)
     expected_ms = (2 * PRICES.launch_ns + product_ns - PRICES.launch_ns + PRICES.communication_time_ns(1024)) * 1e-6
-    found = {record.name: record.value for record in result.measurement.records}
+    found = records(result.measurement)
     assert dict.fromkeys(("rank0_ms", "rank1_ms"), pytest.approx(expected_ms, rel=1e-12)) == found
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("batched", [(), (0,)], ids=["alone", "one in a batch"])
 def test_two_ranks_that_both_send_first_wait_for_ever(session, batched):
-    with pytest.raises(
-        RanksFailed, match=r"mccl::(send|recv) with rank [01] is called .* on a device both wait for ever"
-    ):
-        run(session, of(ranks.both_send_first, batched=batched), 2)
+    told = r"mccl::(send|recv) with rank [01] is called .* on a device both wait for ever"
+    with pytest.raises(RanksFailed, match=told):
+        measure_on(session, ranks.both_send_first, 2, batched=batched)
 
 
 @pytest.mark.extended
 def test_a_batch_sends_and_receives_at_once(session):
-    run(session, of(ranks.both_send_first, batched=(0, 1)), 2)
+    measure_on(session, ranks.both_send_first, 2, batched=(0, 1))
 
 
 @pytest.mark.extended
 def test_a_probe_that_breaks_the_device_is_no_missing_kernel(session):
     with pytest.raises(RanksFailed, match="device-side assert triggered"):
-        run(session, of(ranks.asks_for_a_kernel_that_faults), 1)
-    run(session, collective.Barrier(), 2)
+        measure_on(session, ranks.asks_for_a_kernel_that_faults, 1)
+    measure_on(session, collective.Barrier(), 2)
 
 
 @pytest.mark.slow
 def test_a_communicator_that_does_not_fit_is_out_of_memory(tmp_path):
-    require_built()
     with opened(NO_ROOM, tmp_path, KERNELS) as session:
-        assert "smoke" == run(session, collective.AllReduce(message_bytes=1024), 2).outcome
-        result = run(session, of(ranks.sends_to_a_late_rank, side=10), 2)
-    assert ("out_of_memory", "OOM at 0.00 GiB of 0.06 GiB: Failed to MUSA calloc 50331648 bytes") == (
-        result.outcome,
-        result.detail,
-    )
+        assert "smoke" == measure_on(session, collective.AllReduce(message_bytes=1024), 2).outcome
+        result = measure_on(session, ranks.sends_to_a_late_rank, 2, side=10)
+    told = "OOM at 0.00 GiB of 0.06 GiB: Failed to MUSA calloc 50331648 bytes"
+    assert ("out_of_memory", told) == (result.outcome, result.detail)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "memory_mib"), [(1, 40), (2, 40 + 64)])
 def test_the_largest_batch_of_a_small_memory_is_one_that_can_be_timed(tmp_path, world_size, memory_mib):
-    require_built()
     costs = dataclasses.replace(PRICES, memory_bytes=memory_mib << 20, communicator_bytes=64 << 20)
     largest = LargestBatch(model="gpt2-tiny", strategy="ddp" if world_size > 1 else "single", most=64)
     budget = dataclasses.replace(QUICK, max_time_s=0.001, warmup_time_s=0.001)
     with opened(costs, tmp_path, TRAINING) as session:
-        result = session.run(Case(id="it", workload=largest, world_size=world_size, budget=budget, platform="s4000"))
+        result = measure_on(session, largest, world_size, budget=budget)
     assert ("measured", "") == (result.outcome, result.detail)
-    found = result.metric("largest_local_batch_samples")
-    assert 1 <= found.value < 64
+    assert 1 <= result.metric("largest_local_batch_samples").value < 64
 
 
 @pytest.mark.extended
 def test_a_barrier_never_comes_first_in_the_group_of_a_case(session):
     """mccl would guess the device: rank % devices, which on the second of two hosts is another rank's."""
-    run(session, of(ranks.waits_first, alone=False), 2)
+    measure_on(session, ranks.waits_first, 2, alone=False)
     with pytest.raises(RanksFailed, match="a barrier is the first communication of this group"):
-        run(session, of(ranks.waits_first, alone=True), 2)
+        measure_on(session, ranks.waits_first, 2, alone=True)
 
 
 @pytest.mark.extended
 def test_streams_of_groups_are_used_again(session):
-    results = [run(session, of(steps.queue_of_messages), size) for size in (2, 3) * 2]
-    streams = [
-        next(record.value for record in result.measurement.records if record.name == "stream0") for result in results
-    ]
+    results = [measure_on(session, steps.queue_of_messages, size) for size in (2, 3) * 2]
+    streams = [records(result.measurement)["stream0"] for result in results]
     assert max(streams[2:]) <= max(streams[:2])
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("version", ["2.5.0", "2.7.1"])
 def test_batches_are_pinned_whichever_torch_the_vendor_has(tmp_path, monkeypatch, version):
-    require_built()
     monkeypatch.setenv(VERSION, version)
     with opened(PRICES, tmp_path / "logs", KERNELS) as session:
-        result = run(session, of(ranks.reads_a_dataset, folder=str(tmp_path / "set")), 1)
-    assert [1.0] == [record.value for record in result.measurement.records if record.name == "pinned"]
+        result = measure_on(session, ranks.reads_a_dataset, 1, folder=str(tmp_path / "set"))
+    assert 1.0 == records(result.measurement)["pinned"]
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("version", "allowed"), [("2.5.0", "False"), ("2.7.1", "True")])
 def test_tf32_is_on_at_first_only_where_the_version_turns_it_on(tmp_path, monkeypatch, version, allowed):
-    require_built()
     monkeypatch.setenv(VERSION, version)
     with opened(PRICES, tmp_path, KERNELS) as session:
         assert allowed == session.driver.environment()["tf32"]
@@ -140,32 +121,28 @@ def test_tf32_is_on_at_first_only_where_the_version_turns_it_on(tmp_path, monkey
 
 @pytest.mark.extended
 def test_a_setting_of_the_library_is_read_and_an_unknown_one_is_refused(tmp_path, monkeypatch):
-    require_built()
     slow = dataclasses.replace(PRICES, slow={"MCCL_PROTOS=2": 2.0})
     workload, took = collective.AllReduce(message_bytes=1 << 20), {}
     for value in ("1", "2"):
         monkeypatch.setenv("MCCL_PROTOS", value)
         with opened(slow, tmp_path / value, KERNELS) as session:
-            case = Case(id="it", workload=workload, world_size=2, budget=QUICK, platform="s4000")
-            took[value] = session.run(case).median_s
+            took[value] = measure_on(session, workload, 2, budget=QUICK).median_s
     assert pytest.approx(2.0, rel=1e-3) == took["2"] / took["1"]
     monkeypatch.setenv("MCCL_PROTO", "2")
     with (
         opened(slow, tmp_path / "unknown", KERNELS) as session,
         pytest.raises(RanksFailed, match="no variable MCCL_PROTO"),
     ):
-        run(session, of(ranks.waits_first, alone=False), 2)
+        measure_on(session, ranks.waits_first, 2, alone=False)
 
 
 @pytest.mark.extended
 def test_a_sustained_product_is_slower_than_a_burst(tmp_path):
-    require_built()
     took = {}
     for sustained in (1.0, 1.25):
         costs = dataclasses.replace(PRICES, burst_ns=20_000, sustained=sustained)
         with opened(costs, tmp_path / str(sustained), KERNELS) as session:
-            case = Case(id="it", workload=Matmul(m=256, n=256, k=256), world_size=1, budget=QUICK, platform="s4000")
-            took[sustained] = session.run(case).median_s
+            took[sustained] = measure_on(session, Matmul(m=256, n=256, k=256), 1, budget=QUICK).median_s
     assert pytest.approx(1.25, rel=1e-2) == took[1.25] / took[1.0]
 
 
@@ -183,7 +160,6 @@ def test_telemetry_has_clocks_and_processes_as_the_environment_says(tmp_path):
 @pytest.fixture
 def shared(tmp_path, monkeypatch):
     """A session on one device, which counts the memory of all its processes."""
-    require_built()
     monkeypatch.setenv("SIMMUSA_DEVICES", "1")
     monkeypatch.setenv("SIMMUSA_SHARED", str(tmp_path / "processes"))
     costs = dataclasses.replace(PRICES, memory_bytes=64 << 20, context_bytes=20 << 20)
@@ -193,12 +169,12 @@ def shared(tmp_path, monkeypatch):
 
 @pytest.mark.extended
 def test_ranks_that_share_a_device_share_its_memory(shared):
-    assert "smoke" == run(shared, of(ranks.takes_memory, mib=40), 1).outcome
-    assert "smoke" == run(shared, of(ranks.takes_memory, mib=10), 2).outcome
+    assert "smoke" == measure_on(shared, ranks.takes_memory, 1, mib=40).outcome
+    assert "smoke" == measure_on(shared, ranks.takes_memory, 2, mib=10).outcome
     (reading,) = shared.machine.family.telemetry().read()
     workers = shared._driver._transport._slots
     assert {workers[0].pid, workers[1].pid} == set(reading.processes)
-    assert "out_of_memory" == run(shared, of(ranks.takes_memory, mib=40), 2).outcome
+    assert "out_of_memory" == measure_on(shared, ranks.takes_memory, 2, mib=40).outcome
 
 
 @pytest.mark.extended
@@ -216,16 +192,13 @@ def test_memory_of_a_killed_rank_is_free_when_its_process_has_ended(shared, monk
         else:
             held.append(asked)
 
-    first, second = (
-        Case(id=name, workload=of(ranks.takes_memory, mib=40), world_size=1, budget=ONCE, platform="s4000", fresh=True)
-        for name in ("first", "second")
-    )
-    assert "smoke" == shared.run(first).outcome
+    held_memory = FunctionWorkload(function=ranks.takes_memory, arguments={"mib": 40})
+    assert "smoke" == measure_on(shared, held_memory, 1, fresh=True).outcome
     with monkeypatch.context() as patch:
         patch.setattr(ForkServer, "signal", late)
         if not awaited:
             patch.setattr(LocalTransport, "_await_killed", lambda transport, until: None)
-        assert ("smoke" if awaited else "out_of_memory") == shared.run(second).outcome
+        assert ("smoke" if awaited else "out_of_memory") == measure_on(shared, held_memory, 1, fresh=True).outcome
     for asked in held:
         at_once(*asked)
 
@@ -233,9 +206,8 @@ def test_memory_of_a_killed_rank_is_free_when_its_process_has_ended(shared, monk
 @pytest.mark.extended
 @pytest.mark.parametrize("size", ["", "device"])
 def test_the_yardstick_takes_a_device_s_bytes_where_asked(tmp_path, monkeypatch, size):
-    require_built()
     monkeypatch.setenv("SIMMUSA_YARDSTICK", size)
     with opened(PRICES, tmp_path, KERNELS) as session:
-        result = run(session, of(ranks.tells_its_yardstick), 1)
-    (told,) = (record.value for record in result.measurement.records if record.name == "yardstick_bytes")
-    assert told == (Accelerator.yardstick_bytes if size else DeviceCode.yardstick_bytes)
+        result = measure_on(session, ranks.tells_its_yardstick, 1)
+    expected = Accelerator.yardstick_bytes if size else DeviceCode.yardstick_bytes
+    assert records(result.measurement)["yardstick_bytes"] == expected

@@ -14,7 +14,7 @@ from simmusa.costs import Costs
 from test_correctness.helpers import simmusa_ranks
 from test_correctness.helpers.context_ranks import SpreadAttention
 from test_correctness.helpers.pipelines import staged
-from test_correctness.helpers.simmusa_ranks import ONCE, QUICK, TRAINING, LateRank, SetCosts, opened, require_built
+from test_correctness.helpers.simmusa_ranks import ONCE, QUICK, TRAINING, SetCosts, opened, require_built
 from test_correctness.helpers.twin_sizes import as_its_twin
 
 EXACT = 1e-12
@@ -154,7 +154,8 @@ def test_attention_of_spread_tokens(session, method, attention):
 
 
 def test_a_collective_begins_with_its_last_rank(session):
-    result = run(session, LateRank(side=500), ranks=2)
+    late = FunctionWorkload(function=simmusa_ranks.sums_with_a_late_rank, arguments={"side": 500})
+    result = run(session, late, ranks=2)
     records = {each.name: each.value for each in result.measurement.records}
     product_ns, reduce_ns = PRICES.kernel_time_ns(flops=2 * 500**3), PRICES.communication_time_ns(1024)
     expected_ms = (PRICES.launch_ns + product_ns + reduce_ns) * 1e-6

@@ -1,15 +1,15 @@
-"""Traffic on simulated devices: times of collectives and parts are what the cost model says, to the nanosecond."""
+"""Training over meshes on simulated devices: it trains, and its traffic takes what the cost model says, to the ns."""
 
 import contextlib
+import dataclasses
 
 import pytest
 
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.mesh import MeshShape
-from perfsuite.run.session import Case
 from perfsuite.workloads.training.train_step import TrainStep
 from simmusa.costs import Costs
-from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, require_built
+from test_correctness.helpers.simmusa_ranks import ONCE, QUICK, TRAINING, measure_on, opened
 from test_correctness.helpers.twin_sizes import as_its_twin
 
 MESSAGES = Costs(alpha_ns=1_000_000, link_bytes_per_s=1e9)
@@ -23,20 +23,17 @@ EXACT = 1e-9
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """Measures a step of llama2-tiny on a mesh, its traffic build included; one session for all cases of a price."""
-    require_built()
     with contextlib.ExitStack() as stack:
         sessions = {}
 
-        def measure(mesh, costs, **case):
+        def measure(mesh, costs, *, budget=QUICK, **case):
             given = {"strategy": "hybrid", "builds": ("traffic",), **as_its_twin("llama2-tiny", mesh, kv_heads=4)}
             workload, ranks = TrainStep(mesh=mesh, **{**given, **case}), MeshShape.parse(mesh).world_size
             prices = str(costs.as_dict())
             if prices not in sessions:
                 folder = tmp_path_factory.mktemp("ranks")
                 sessions[prices] = stack.enter_context(opened(costs, folder, PRELOAD))
-            name = f"test_it[s4000-{mesh}]"
-            case = Case(id=name, workload=workload, world_size=ranks, budget=QUICK, platform="s4000")
-            return sessions[prices].run(case)
+            return measure_on(sessions[prices], workload, ranks, budget=budget)
 
         yield measure
 
@@ -109,13 +106,37 @@ def times(result):
 def test_a_slowed_collective_shows_in_its_axis_and_part_alone(measured):
     options = {"sequence_parallel": False}
     plain = times(measured("dp2-tp2", MESSAGES, options=options))
-    slowed = times(
-        measured(
-            "dp2-tp2", Costs(alpha_ns=1_000_000, link_bytes_per_s=1e9, slow={"mccl::allgather": 3.0}), options=options
-        )
-    )
+    slow = dataclasses.replace(MESSAGES, slow={"mccl::allgather": 3.0})
+    slowed = times(measured("dp2-tp2", slow, options=options))
     gathers = {key for key in plain if key[1] == "all_gather"}
     assert {("dp", "all_gather", "data")} == gathers
-    assert {
-        key: pytest.approx(time_s * (3 if key in gathers else 1), rel=EXACT) for key, time_s in plain.items()
-    } == slowed
+    expected = {key: time_s * (3 if key in gathers else 1) for key, time_s in plain.items()}
+    assert pytest.approx(expected, rel=EXACT) == slowed
+
+
+MESHES = [
+    pytest.param(mesh, case, marks=mark)
+    for mark, mesh, case in (
+        (pytest.mark.extended, "cp4", {"model": "llama2-tiny", "attention": "flash"}),
+        (pytest.mark.extended, "ep4", {"model": "moe-tiny"}),
+        (pytest.mark.extended, "pp2", {"model": "gpt2-tiny", "accumulation": 2}),
+        (pytest.mark.slow, "dp2-tp2", {"model": "llama2-tiny"}),
+        (pytest.mark.slow, "tp2", {"model": "gpt2-tiny"}),
+        (pytest.mark.slow, "pp2-ep2-tp2", {"model": "moe-tiny", "accumulation": 2}),
+        (pytest.mark.slow, "tp4", {"model": "llama2-tiny", "overrides": {"kv_heads": 4}}),
+        (pytest.mark.slow, "tp8", {"model": "gpt2-tiny", "overrides": {"heads": 8}}),
+        (pytest.mark.slow, "cp2-tp2", {"model": "llama2-tiny", "options": {"context": "ulysses"}}),
+        (pytest.mark.slow, "cp4", {"model": "llama2-tiny", "options": {"context": "ring"}, "attention": "math"}),
+        (pytest.mark.slow, "pp2-dp2-tp2", {"model": "gpt2-tiny", "accumulation": 2, "dtype": "bf16"}),
+        (pytest.mark.slow, "pp2-tp4", {"model": "llama2-tiny", "overrides": {"kv_heads": 4}, "accumulation": 4}),
+        (pytest.mark.slow, "dp_replicate2-dp_shard2-tp2", {"model": "llama2-tiny"}),
+    )
+]
+
+
+@pytest.mark.parametrize(("mesh", "case"), MESHES)
+def test_a_mesh_trains_on_simulated_devices(measured, mesh, case):
+    """Like one process; its step ends with a finite loss that ranks agree about."""
+    overrides = case.get("overrides", {})
+    sizes = {"overrides": {"layers": 4, **overrides}} if "pp" in mesh else as_its_twin(case["model"], mesh, **overrides)
+    assert measured(mesh, Costs(), budget=ONCE, builds=(), **{**case, **sizes}).outcome == "smoke"

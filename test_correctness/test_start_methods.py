@@ -10,19 +10,15 @@ from pathlib import Path
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.platforms import families
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports import local
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.parents import ForkServer
 from test_correctness.helpers import steps
+from test_correctness.helpers.local_driver import job, local_driver
 from test_correctness.helpers.processes import gone, processes_with
 
 pytestmark = pytest.mark.usefixtures("cold")
-ROOT = Path(__file__).parent.parent
-QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 
 
 def opened(logs, *, start_method="fork", preload=()):
@@ -33,15 +29,13 @@ def opened(logs, *, start_method="fork", preload=()):
 def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_process(tmp_path, monkeypatch):
     variable = f"PERFSUITE_TEST=by a wrapper of {os.getpid()}"  # another run of the tests may go on beside this one
     monkeypatch.setenv(WRAPPER, f"env '{variable}'")
-    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    driver.run(Job(workload=FunctionWorkload(function=steps.add_up, arguments={}), world_size=2, budget=QUICK))
-    assert driver.environment()["wrapper"] == f"env '{variable}'"
-    servers = [server.process.pid for server in transport._servers.values()]
-    pids = [*servers, *(child.pid for child in transport._slots.values())]
-    assert set(pids) == set(processes_with(variable))
-    driver.close()
-    driver.close()
+    with local_driver(tmp_path, "torch") as driver:
+        driver.run(job(steps.add_up, 2))
+        assert driver.environment()["wrapper"] == f"env '{variable}'"
+        servers = [server.process.pid for server in driver._transport._servers.values()]
+        pids = [*servers, *(child.pid for child in driver._transport._slots.values())]
+        assert set(pids) == set(processes_with(variable))
+        driver.close()
     assert gone(pids, within_s=10.0)
 
 

@@ -1,13 +1,14 @@
 """Baseline files: what an update adds, replaces and refuses, whose file it is, and which gains and losses are told."""
 
 import dataclasses
+import functools
 
 import pytest
 
 from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance
-from perfsuite.baselines.draft import NewRuns, confirming, gain, gains_in, seen_in, slowdown, suspects_slowdown
+from perfsuite.baselines.draft import confirming, gain, gains_in, seen_in, slowdown, suspects_slowdown
 from perfsuite.baselines.runs import MetricMeaning, usually_clean
 from perfsuite.record.verdict import Finding, Verdict
 from test_correctness.helpers.stored_files import (
@@ -83,8 +84,7 @@ def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
 def test_runs_of_before_an_epoch_are_not_appended_to_it(tmp_path):
     offer(tmp_path, run_of("s1", 2), mode="accept", verdict="pass", reason="new disk")
     late = offer(tmp_path, run_of("s0", 3))
-    entry = entry_in(tmp_path)
-    why = f"its runs are older than the epoch that began at {entry.accepted.time}; measure it again"
+    why = f"its runs are older than the epoch that began at {entry_in(tmp_path).accepted.time}; measure it again"
     assert (late.written, late.refused) == (False, {case().node: why})
 
 
@@ -92,8 +92,7 @@ def test_what_is_not_meant_by_an_accepted_environment_is_appended(tmp_path):
     offer(tmp_path, run_of("s0", 2))
     report = offer(tmp_path, run_of("s1", 1), mode="environment", verdict="pass", reason="new driver")
     assert (report.added, report.replaced) == ({case().node: 1}, [])
-    entry = entry_in(tmp_path)
-    assert entry.accepted is None
+    assert entry_in(tmp_path).accepted is None
 
 
 def test_accept_adds_where_nothing_changed_and_needs_a_reason(tmp_path):
@@ -107,11 +106,12 @@ def test_accept_adds_where_nothing_changed_and_needs_a_reason(tmp_path):
 def test_real_and_simulated_runs_never_meet(tmp_path):
     offer(tmp_path, run_of("s0"))
     simulated = dataclasses.replace(HARDWARE, simulated=True)
-    new = NewRuns(case=case(), runs=(run_of("s1", 0.5),))
-    with pytest.raises(BaselineError, match="the two are never compared"):
-        store.update(tmp_path, simulated, [new], mode="append")
-    with pytest.raises(BaselineError, match="the two are never compared"):
-        store.load(tmp_path, simulated)
+    for use in (
+        lambda: offer(tmp_path, run_of("s1", 0.5), hardware=simulated),
+        lambda: store.load(tmp_path, simulated),
+    ):
+        with pytest.raises(BaselineError, match="the two are never compared"):
+            use()
 
 
 def test_a_file_under_a_wrong_name_is_not_taken_for_this_machines(tmp_path):
@@ -126,9 +126,7 @@ def test_a_file_under_a_wrong_name_is_not_taken_for_this_machines(tmp_path):
 TIME = {"time": 0.03}
 
 
-def improved(folder, *runs, gains=None, mode="append"):
-    new = NewRuns(case=case(), runs=runs, verdict="improved", gains=gains or TIME)
-    return store.update(folder, HARDWARE, [new], mode=mode)
+improved = functools.partial(offer, verdict="improved", gains=TIME)
 
 
 @pytest.fixture
@@ -222,22 +220,20 @@ def test_a_case_that_still_learns_is_stored_and_a_slowdown_said(tmp_path):
 
 def test_a_slowdown_that_is_not_excluded_is_stored_beside_the_reference(tmp_path):
     filled(tmp_path, 5)
-    seen = "inconclusive, 4 % slower"
-    new = NewRuns(case=case(), runs=(run_of("now", 2),), verdict="inconclusive", seen=seen, suspected=True)
-    assert store.update(tmp_path, HARDWARE, [new], mode="append").written
+    seen = {"verdict": "inconclusive", "seen": "inconclusive, 4 % slower"}
+    assert offer(tmp_path, run_of("now", 2), **seen, suspected=True).written
     assert ("now" in sessions_in(tmp_path), "now" in [run.session for run in entry_in(tmp_path).reference]) == (1, 0)
-    quiet = NewRuns(case=case(), runs=(run_of("quiet", 1),), verdict="inconclusive", seen=seen)
-    store.update(tmp_path, HARDWARE, [quiet], mode="append")
+    offer(tmp_path, run_of("quiet", 1), **seen)
     assert "quiet" in [run.session for run in entry_in(tmp_path).reference]
 
 
 def test_a_slowdown_that_the_gate_could_not_confirm_is_said_and_can_be_accepted(tmp_path):
     """No other case tells the host from the code in a repository of one: ten times slower is inconclusive."""
     filled(tmp_path, 5)
-    slow = NewRuns(case=case(), runs=(run_of("slow", 2, median_s=0.1),), verdict="inconclusive", suspected=True)
+    slow, seen = run_of("slow", 2, median_s=0.1), {"verdict": "inconclusive", "suspected": True}
     told = "900 % slower than the 5 runs stored; stored, because the gate has no verdict (inconclusive)"
-    assert store.update(tmp_path, HARDWARE, [slow], mode="append").notes == {case().node: told}
-    accepted = store.update(tmp_path, HARDWARE, [slow], mode="accept", reason="it must wait")
+    assert offer(tmp_path, slow, **seen).notes == {case().node: told}
+    accepted = offer(tmp_path, slow, **seen, mode="accept", reason="it must wait")
     assert accepted.replaced == [case().node]
     entry = entry_in(tmp_path)
     assert (sessions_in(tmp_path), entry.accepted and entry.accepted.reason) == (["slow"], "it must wait")
@@ -258,9 +254,8 @@ def test_a_run_of_a_busy_host_is_stored_beside_clean_ones_and_accept_begins_with
     done = offer(tmp_path, run_of("busy", 5, **busy), verdict="unstable-host")
     assert done.added == {case().node: 1}
     assert "3 of 40 samples undisturbed, 10 are needed" in done.notes[case().node]
-    accepted = offer(
-        tmp_path, run_of("slow", 4, median_s=0.02, **busy), verdict="unstable-host", mode="accept", reason="meant"
-    )
+    slow = run_of("slow", 4, median_s=0.02, **busy)
+    accepted = offer(tmp_path, slow, verdict="unstable-host", mode="accept", reason="meant")
     assert (accepted.replaced, sessions_in(tmp_path)) == ([case().node], ["slow"])
 
 
@@ -268,9 +263,8 @@ def test_a_run_of_a_busy_host_is_stored_beside_clean_ones_and_accept_begins_with
 
 
 def verdict_of(name, **finding):
-    return Verdict(
-        case="t", name=name, findings=(Finding(name=name, **{"quantity": "time", "tolerance": 0.03, **finding}),)
-    )
+    found = Finding(name=name, **{"quantity": "time", "tolerance": 0.03, **finding})
+    return Verdict(case="t", name=name, findings=(found,))
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,7 @@ import re
 
 import pytest
 
-from benchmarks.store_torture import (
-    DAMAGES,
-    HARDWARE,
-    case_of,
-    judge,
-    make_file,
-    run_of,
-    several_writers,
-)
+from benchmarks.store_torture import DAMAGES, HARDWARE, case_of, judge, make_file, run_of, several_writers
 from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import store
 from perfsuite.baselines.document import check_of

@@ -26,9 +26,8 @@ times = st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)).map(lambda time
 @st.composite
 def runs_of_any_kind(draw):
     if draw(st.integers(0, 4)) == 0:
-        return RunSummary(
-            session=draw(texts), time=draw(times), outcome="out_of_memory", ordinal=draw(st.integers(0, 3))
-        )
+        same = {"session": draw(texts), "time": draw(times), "ordinal": draw(st.integers(0, 3))}
+        return RunSummary(outcome="out_of_memory", **same)
     samples = draw(st.integers(1, 50))
     clean = draw(st.integers(0, samples))
     return RunSummary(
@@ -105,9 +104,8 @@ def test_a_line_holds_one_run_with_sorted_keys(tmp_path):
 
 def test_statistics_are_those_of_pytest_benchmark():
     stats = stats_of([1.0, 2.0, 3.0, 4.0, 10.0], iterations=3)
-    assert (3.0, 1.75, 5.5, "1;0", 0.25, 3) == tuple(
-        stats[name] for name in ("median", "q1", "q3", "outliers", "ops", "iterations")
-    )
+    names = ("median", "q1", "q3", "outliers", "ops", "iterations")
+    assert [3.0, 1.75, 5.5, "1;0", 0.25, 3] == [stats[name] for name in names]
 
 
 def test_pytest_benchmark_compares_the_stored_files(tmp_path):

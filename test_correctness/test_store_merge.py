@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, Hardware, machine_sessions, merge, newest, prune
+from perfsuite.baselines.baseline import Acceptance, Hardware, machine_sessions, merge, newest, prune
 from perfsuite.baselines.document import dumps, loads
 from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.runs import moment
@@ -17,8 +17,10 @@ from test_correctness.helpers.stored_files import (
     HARDWARE,
     NOW,
     OUT_OF_MEMORY,
+    baseline_of,
     case,
     entry_in,
+    entry_of,
     offer,
     run_of,
     sessions_in,
@@ -29,20 +31,24 @@ from test_correctness.test_git import run_git as git
 @st.composite
 def files_of_one_machine(draw):
     pool = [run_of(f"s{index}", days_old=40 - index, number=index % 2) for index in range(18)]
-    entries = {}
+    entries = []
     for name in draw(st.lists(st.sampled_from("abc"), unique=True)):
         kept = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=14, unique_by=lambda run: run.key))
         accepted = draw(st.none() | st.sampled_from(kept))
         reason = Acceptance(reason="r", session=accepted.session, time=accepted.time) if accepted else None
         if accepted:
             kept = [run for run in kept if moment(run.time) >= moment(accepted.time)]
-        entries[case(name).key] = Entry(case=case(name), runs=newest(kept), accepted=reason)
-    return Baseline(hardware=HARDWARE, entries=entries)
+        entries.append(entry_of(*newest(kept), case=case(name), accepted=reason))
+    return baseline_of(*entries)
 
 
 @settings(max_examples=100, deadline=None)
 @given(files_of_one_machine(), files_of_one_machine(), files_of_one_machine())
 def test_merging_is_a_union_in_any_order(one, two, three):
+    require_union(one, two, three)
+
+
+def require_union(one, two, three):
     assert merge(one, one) == one
     assert merge(one, two) == merge(two, one)
     assert merge(merge(one, two), three) == merge(one, merge(two, three))
@@ -50,9 +56,8 @@ def test_merging_is_a_union_in_any_order(one, two, three):
 
 def test_files_of_different_hardware_or_changed_runs_are_not_merged(tmp_path):
     first = offer(tmp_path / "a", run_of("s0")).path
-    new = NewRuns(case=case(), runs=(run_of("s0"),))
     more = Hardware(platform="cpu", fingerprint="cpu-more", key={"cpu_model": "Test CPU", "cores": 4})
-    other = store.update(tmp_path / "b", more, [new], mode="append").path
+    other = offer(tmp_path / "b", run_of("s0"), hardware=more).path
     before = first.read_bytes()
     with pytest.raises(BaselineError, match=r"differ in hardware \(cores 4, stored 2\)"):
         store.merge_files(first, [other])
@@ -64,11 +69,10 @@ def test_files_of_different_hardware_or_changed_runs_are_not_merged(tmp_path):
 
 def test_prune_drops_by_age_by_name_and_what_was_superseded():
     aged = run_of("s0", 200)
-    old = Entry(case=case("a"), runs=(aged, run_of("s1", 10)), reference=(run_of("s1", 10),))
+    old = entry_of(aged, run_of("s1", 10), reference=(run_of("s1", 10),))
     larger = case("a", parameters={"message_bytes": 2048})
-    new = Entry(case=larger, runs=(run_of("s2", 5),))
-    other = Entry(case=case("b"), runs=(aged,))
-    whole = Baseline(hardware=HARDWARE, entries={each.case.key: each for each in (old, new, other)})
+    other = entry_of(aged, case=case("b"))
+    whole = baseline_of(old, entry_of(run_of("s2", 5), case=larger), other)
     kept, said = prune(whole, now=NOW, older_than_days=120)
     assert [len(entry.runs) for entry in kept.entries.values()] == [1, 1]
     assert len(said) == 2
@@ -81,8 +85,8 @@ def test_prune_drops_by_age_by_name_and_what_was_superseded():
 
 def test_prune_never_drops_the_reference_of_a_case_that_stays():
     runs = tuple(run_of(f"s{index}", 200 - index) for index in range(10))
-    entry = Entry(case=case(), runs=(*runs, run_of("new", 5)))
-    kept, said = prune(Baseline(hardware=HARDWARE, entries={case().key: entry}), now=NOW, older_than_days=60)
+    entry = entry_of(*runs, run_of("new", 5))
+    kept, said = prune(baseline_of(entry), now=NOW, older_than_days=60)
     (left,) = kept.entries.values()
     assert left.reference == entry.reference == runs[:8]
     assert left.runs == (*runs[:8], run_of("new", 5))
@@ -92,29 +96,30 @@ def test_prune_never_drops_the_reference_of_a_case_that_stays():
 
 @pytest.fixture
 def branches(tmp_path):
-    """A repository on ``main`` whose baselines git merges by the driver; gives what switches and commits."""
+    """A repository whose baselines git merges by the driver; gives what adds a session's run on a branch."""
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     git(tmp_path, "config", "merge.perfsuite.driver", f"{sys.executable} -m perfsuite baselines merge-driver %O %A %B")
     (tmp_path / ".gitattributes").write_text("baselines/**/*.json merge=perfsuite\n")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
 
-    def commit(branch):
+    def add(branch, session, days_old=1, *switch):
+        git(tmp_path, "switch", "--quiet", *switch, branch)
+        path = offer(tmp_path / "baselines", run_of(session, days_old)).path
         git(tmp_path, "add", "--all")
         git(tmp_path, "commit", "--quiet", "--message", branch)
+        return path
 
-    return commit
+    return add
 
 
 def test_git_merges_the_runs_of_two_branches_by_the_driver(tmp_path, branches):
-    offer(tmp_path / "baselines", run_of("s0", 3))
     offer(tmp_path / "baselines", run_of("s0", 3), name="dropped")
-    branches("main")
-    git(tmp_path, "switch", "--quiet", "--create", "side")
-    offer(tmp_path / "baselines", run_of("s1", 2))
-    branches("side")
-    git(tmp_path, "switch", "--quiet", "main")
-    path = offer(tmp_path / "baselines", run_of("s2", 1)).path
+    branches("main", "s0", 3)
+    branches("side", "s1", 2, "--create")
+    path = branches("main", "s2", 1)
     store.prune_file(path, now=NOW, case="*dropped*")
-    branches("main")
+    git(tmp_path, "commit", "--quiet", "--all", "--message", "pruned")
     git(tmp_path, "merge", "--quiet", "--no-edit", "side")
     merged = store.read(path)
     assert {case().node} == set(merged.by_node)
@@ -122,20 +127,13 @@ def test_git_merges_the_runs_of_two_branches_by_the_driver(tmp_path, branches):
 
 
 def test_files_that_two_branches_add_are_merged_and_damaged_ones_are_a_conflict(tmp_path, branches):
-    branches("main")
-    git(tmp_path, "switch", "--quiet", "--create", "side")
-    offer(tmp_path / "baselines", run_of("s1", 2))
-    branches("side")
-    git(tmp_path, "switch", "--quiet", "main")
-    path = offer(tmp_path / "baselines", run_of("s2", 1)).path
-    branches("main")
+    branches("side", "s1", 2, "--create")
+    path = branches("main", "s2", 1)
     git(tmp_path, "merge", "--quiet", "--no-edit", "side")
     assert ["s1", "s2"] == [run.session for run in store.read(path).by_node[case().node][0].runs]
     path.write_text(path.read_text() + "x")
-    branches("main")
-    git(tmp_path, "switch", "--quiet", "side")
-    offer(tmp_path / "baselines", run_of("s3"))
-    branches("side")
+    git(tmp_path, "commit", "--quiet", "--all", "--message", "damaged")
+    branches("side", "s3")
     git(tmp_path, "switch", "--quiet", "main")
     with pytest.raises(AssertionError, match="the file was not changed"):
         git(tmp_path, "merge", "--no-edit", "side")
@@ -219,9 +217,8 @@ def test_a_run_of_both_lists_is_one_line_and_keeps_its_line(tmp_path):
     offer(tmp_path, run_of("s12", 1))
     after = path.read_text().splitlines()
     assert sum('"quantiles_s"' in line for line in after) == 13
-    assert [line for line in before if '"reference":true' in line] == [
-        line for line in after if '"reference":true' in line
-    ]
+    kept, still = ([line for line in lines if '"reference":true' in line] for lines in (before, after))
+    assert kept == still
     for index in range(13, 22):
         offer(tmp_path, run_of(f"s{index:02d}", 0.9 - index / 100))
     assert sum('"quantiles_s"' in line for line in path.read_text().splitlines()) == 20
@@ -231,9 +228,8 @@ def test_a_run_of_both_lists_is_one_line_and_keeps_its_line(tmp_path):
 
 
 def test_a_merge_of_one_epoch_takes_the_older_reference_runs(tmp_path):
-    old = Entry(case=case(), runs=tuple(run_of(f"a{index}", 40 - index) for index in range(10)))
-    new = Entry(case=case(), runs=tuple(run_of(f"b{index}", 35.5 - index) for index in range(10)))
-    first, second = (Baseline(hardware=HARDWARE, entries={case().key: entry}) for entry in (old, new))
+    first = baseline_of(entry_of(*(run_of(f"a{index}", 40 - index) for index in range(10))))
+    second = baseline_of(entry_of(*(run_of(f"b{index}", 35.5 - index) for index in range(10))))
     (entry,) = merge(first, second).entries.values()
     assert names(entry.reference) == ["a0", "a1", "a2", "a3", "a4", "b0", "a5", "b1"]
     assert merge(second, first) == merge(first, second)
@@ -242,10 +238,9 @@ def test_a_merge_of_one_epoch_takes_the_older_reference_runs(tmp_path):
 def test_a_merge_of_two_epochs_takes_the_newer_ones_reference():
     runs = tuple(run_of(f"s{index}", 40 - index) for index in range(10))
     accepted = Acceptance(reason="new driver", session="n", time=run_of("n", 20).time, kind="environment")
-    old = Entry(case=case(), runs=runs, reference=runs[:8])
-    new = Entry(case=case(), runs=(run_of("n", 20), run_of("m", 19)), accepted=accepted)
-    late = Entry(case=case(), runs=(*runs, run_of("late", 18)), reference=runs[:8])
-    first, second, third = (Baseline(hardware=HARDWARE, entries={case().key: each}) for each in (old, new, late))
+    first = baseline_of(entry_of(*runs, reference=runs[:8]))
+    second = baseline_of(entry_of(run_of("n", 20), run_of("m", 19), accepted=accepted))
+    third = baseline_of(entry_of(*runs, run_of("late", 18), reference=runs[:8]))
     for whole in (merge(merge(first, second), third), merge(third, merge(second, first)), merge(second, third)):
         (entry,) = whole.entries.values()
         assert entry.accepted == accepted
@@ -262,14 +257,12 @@ def appended(draw):
         draft = Draft(mode="append", reason="", session_runs=4)
         entries = {case().key: entry} if entry else {}
         entry = draft.apply(entries, [NewRuns(case=case(), runs=runs, verdict="pass")])[case().key]
-    return Baseline(hardware=HARDWARE, entries={case().key: entry})
+    return baseline_of(entry)
 
 
 @settings(max_examples=60, deadline=None)
 @given(appended(), appended(), appended())
 def test_any_order_of_merging_gives_the_same_reference(one, two, three):
-    assert merge(one, one) == one
-    assert merge(one, two) == merge(two, one)
-    assert merge(merge(one, two), three) == merge(one, merge(two, three))
+    require_union(one, two, three)
     whole = merge(one, two)
     assert loads(dumps(whole).encode()) == whole

@@ -74,9 +74,8 @@ def test_a_large_file_is_refused_by_its_size_unread(tmp_path, monkeypatch):
         os.truncate(file.fileno(), 200_000_000)
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: pytest.fail("it was read"))
     for use in (lambda: store.load(tmp_path, HARDWARE), lambda: offer(tmp_path, run_of("s0"))):
-        with pytest.raises(
-            BaselineError, match=f"cannot be read: it has 200000000 bytes; the limit is {store.MAX_BYTES}"
-        ):
+        told = f"cannot be read: it has 200000000 bytes; the limit is {store.MAX_BYTES}"
+        with pytest.raises(BaselineError, match=told):
             use()
 
 

@@ -80,15 +80,18 @@ def test_what_is_no_measurement_makes_no_run(changes):
         summarise(result_of([0.01], **changes))
 
 
+def measuring(result, **changes):
+    """The same result of another measurement."""
+    return dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, **changes))
+
+
 def timed_with(throttle, hosts=1, elsewhere=None):
     measured = result_of([0.010 + index * 1e-5 for index in range(30)])
     first = measured.measurement.ranks[0]
     others = (dataclasses.replace(first, host=f"node{rank}", rank=rank, throttle=elsewhere) for rank in range(1, hosts))
     ranks = (dataclasses.replace(first, host="node0"), *others)
     looks = tuple(DeviceLook(device=0, at_s=0.5 * index, throttle=throttle) for index in range(4))
-    return dataclasses.replace(
-        measured, measurement=dataclasses.replace(measured.measurement, ranks=ranks, looks=looks), simulated=False
-    )
+    return dataclasses.replace(measuring(measured, ranks=ranks, looks=looks), simulated=False)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_what_a_quota_held_back_is_kept_by_a_run_and_by_its_file(tmp_path):
     assert summarise(result).throttled == 0.0
     first, second = result.measurement.ranks
     ranks = (dataclasses.replace(first, throttled=0.125), dataclasses.replace(second, throttled=0.254))
-    held = dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, ranks=ranks))
+    held = measuring(result, ranks=ranks)
     assert summarise(held).throttled == 0.25
     assert summarise(dataclasses.replace(held, simulated=True)).throttled == 0.0
     offer(tmp_path, run_of("s0", throttled=0.25))
@@ -123,7 +126,7 @@ def test_what_a_quota_held_back_is_kept_by_a_run_and_by_its_file(tmp_path):
 
 def test_a_run_keeps_kind_mean_and_tail_of_the_control():
     result = result_of([0.01] * 20, yardsticks_s=[0.002] * 18 + [0.008] * 2)
-    run = summarise(dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, control="memory")))
+    run = summarise(measuring(result, control="memory"))
     assert run.control == "memory"
     assert run.yardstick == pytest.approx(math.log(0.002), abs=1e-4)
     assert run.yardstick_mean == pytest.approx(math.log(0.0026), abs=1e-4)

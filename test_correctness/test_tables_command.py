@@ -75,9 +75,8 @@ def test_the_base_may_be_a_baseline_file(tmp_path, capsys):
     told = {row["nodes x ranks"]: row for row in rows(text, "DDP: latte-l")}
     assert told["1 x 8 s4000"]["times rtx4090, same ranks"] == "2"
     # batch and length are not stored with a run: they follow from its rates and its median
-    assert ("1", "8", "16") == tuple(
-        told["8 rtx4090"][name] for name in ("local batch", "global batch", "samples/s (all devices)")
-    )
+    columns = ("local batch", "global batch", "samples/s (all devices)")
+    assert ["1", "8", "16"] == [told["8 rtx4090"][name] for name in columns]
 
 
 def test_the_documentation_shows_what_is_printed(capsys):
@@ -162,11 +161,10 @@ def test_a_run_writes_its_report_says_where_and_its_journal_gives_the_same_table
         name: row["speed-up"] for name, row in told.items() if not name.startswith("published")
     }
     assert told["1 x 4 cpu"]["not measured because"] == "skipped: no time for 4"
-    assert {"test_it.py::test_latte[cpu-ws4-latte-tiny]": "no time for 4"} == read_journal(
-        mine.pytester.path / "j.jsonl"
-    ).skips
+    kept = mine.pytester.path / "j.jsonl"
+    assert {"test_it.py::test_latte[cpu-ws4-latte-tiny]": "no time for 4"} == read_journal(kept).skips
     capsys.readouterr()
-    later = reported(capsys, mine.pytester.path / "j.jsonl")
+    later = reported(capsys, kept)
     assert section(path.read_text(), "DDP: latte-tiny") == section(later, "DDP: latte-tiny")
 
 

@@ -1,5 +1,6 @@
 """What vendors' libraries tell, what they do not, and the signs that a machine is not quiet."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.metrics.disturbance import disturbance as disturbance_of
-from perfsuite.platforms import detect_machine, load_catalog, quiet
+from perfsuite.platforms import quiet
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu import CpuTelemetry
 from perfsuite.platforms.cuda import NvmlTelemetry
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
-from perfsuite.platforms.telemetry import Reading, Unread, disturbance
+from perfsuite.platforms.telemetry import Reading, Unread, disturbance, family_of_processes
 from perfsuite.plugin import verdict_reports
 from perfsuite.record.describe import held_down
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
@@ -22,57 +23,45 @@ from test_correctness.helpers import machines
 from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 
-class FakeNvml:
-    NVML_CLOCK_SM = 1
-    NVML_TEMPERATURE_GPU = 0
+class Library:
+    """A vendor's library that answers by the name of a call; names without its prefix fail the test."""
 
-    def nvmlInit(self): ...
-    def nvmlShutdown(self): ...
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
+    def __init__(self, prefix, answers):
+        self.prefix, self.answers = prefix, answers
 
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return 1410
+    def __getattr__(self, name):
+        assert name.lower().startswith(self.prefix), name
+        answer = self.answers.get(name, "handle")
+        return answer if callable(answer) else lambda *_: answer
 
-    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
-        return 1980
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
-        return 0x20 | 0x4 | 0x1 if handle == "GPU-0aaa" else 0x1
+def refuse(handle):
+    raise RuntimeError("not supported")
 
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        return SimpleNamespace(gpu=97, memory=31)
 
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 698_000
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        raise RuntimeError("not supported")
-
-    def nvmlDeviceGetTemperature(self, handle, kind):
-        return 88
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
+NVML = {
+    "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+    "nvmlDeviceGetClockInfo": 1410,
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 0x20 | 0x4 | 0x1 if handle == "GPU-0aaa" else 0x1,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=31),
+    "nvmlDeviceGetPowerUsage": 698_000,
+    "nvmlDeviceGetEnforcedPowerLimit": refuse,
+    "nvmlDeviceGetTemperature": 88,
+    "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=7), SimpleNamespace(pid=8)],
+}
 
 
 def test_nvml_readings_name_the_causes_and_leave_the_unreadable_unknown():
     devices = [DetectedDevice(index=index, reported_name="NVIDIA H200", uuid=f"GPU-{index}aaa") for index in range(2)]
-    telemetry = NvmlTelemetry.open(devices, FakeNvml())
+    telemetry = NvmlTelemetry.open(devices, Library("nvml", NVML))
     assert telemetry is not None
     hot, cool = telemetry.read()
     telemetry.close()
     assert ("power cap", "thermal") == hot.throttle
     assert () == cool.throttle
-    assert (1410.0, 1980.0, 698.0, None, 88.0, (7, 8)) == (
-        hot.clock_mhz,
-        hot.max_clock_mhz,
-        hot.power_w,
-        hot.power_cap_w,
-        hot.temperature_c,
-        hot.processes,
-    )
-    assert 97.0 == hot.utilisation_percent
+    assert (1410.0, 1980.0, 698.0, None) == (hot.clock_mhz, hot.max_clock_mhz, hot.power_w, hot.power_cap_w)
+    assert (88.0, (7, 8), 97.0) == (hot.temperature_c, hot.processes, hot.utilisation_percent)
     assert "power 698 W of unknown" in str(hot)
     assert "device 0 is throttled (thermal) and shared with 1 other process" in disturbance((hot, cool), own=[7])
 
@@ -101,27 +90,20 @@ def test_own_ranks_are_no_strangers_and_strangers_are_found_in_every_namespace(l
     assert told == disturbance([Reading(index=0, processes=listed)], own=[7, 8], contexts={0: contexts})
 
 
-class FakeMtml:
-    """Refuses every name without ``mtml``: the layer with NVML's names invents answers."""
-
-    def __getattr__(self, name):
-        assert name.startswith("mtml"), name
-        if name == "mtmlGpuContext":
-            import contextlib
-
-            return contextlib.nullcontext
-        answers = {
-            "mtmlGpuGetClock": 1600,
-            "mtmlGpuGetMaxClock": 1750,
-            "mtmlDeviceGetPowerUsage": 310_000,
-            "mtmlGpuGetTemperature": 71,
-            "mtmlGpuGetUtilization": 88,
-        }
-        return lambda *_: answers.get(name, "handle")
+MTML = {
+    "mtmlGpuContext": contextlib.nullcontext,
+    "mtmlGpuGetClock": 1600,
+    "mtmlGpuGetMaxClock": 1750,
+    "mtmlDeviceGetPowerUsage": 310_000,
+    "mtmlGpuGetTemperature": 71,
+    "mtmlGpuGetUtilization": 88,
+}
 
 
 def test_mtml_readings_say_unknown_where_the_library_has_no_call():
-    telemetry = MtmlTelemetry.open([DetectedDevice(index=0, reported_name="MTT S4000", uuid="u")], FakeMtml())
+    """The library's layer with NVML's names invents answers."""
+    library = Library("mtml", MTML)
+    telemetry = MtmlTelemetry.open([DetectedDevice(index=0, reported_name="MTT S4000", uuid="u")], library)
     assert telemetry is not None
     (reading,) = telemetry.read()
     assert reading == Reading(
@@ -142,8 +124,7 @@ def test_without_a_library_or_a_driver_everything_is_unknown(tmp_path):
     device = DetectedDevice(index=0, reported_name="x", uuid="u")
     assert NvmlTelemetry.open([device], Broken()) is None
     assert MtmlTelemetry.open([device], Broken()) is None
-    machine = detect_machine(load_catalog(), host=machines.s4000(tmp_path))
-    telemetry = machine.family.telemetry()
+    telemetry = machines.detected(machines.s4000(tmp_path)).family.telemetry()
     if telemetry.source == "":
         assert isinstance(telemetry, Unread)
     readings = telemetry.read()
@@ -166,21 +147,12 @@ def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path):
     assert CpuTelemetry(machines.host(tmp_path / "vm", {}), psutil).read()[0].throttle is None
 
 
-def measured(*cpu_shares, switches=0, device="cpu", aligned=True):
-    """A measurement of 10 samples, ``switches`` of them switched out."""
-    ranks = [rank_facts(rank, device=device, cpu_share=share) for rank, share in enumerate(cpu_shares)]
-    switched = tuple(int(index < switches) for index in range(10))
-    return measurement_of([1e-3] * 10, ranks, involuntary_switches=switched, aligned=aligned)
-
-
 def why(*cpu_shares, switches=0, device="cpu", which="", aligned=True):
     """Why a case of 10 samples is disturbed, ``switches`` of them switched out, on the cores ``which``."""
-    return disturbance_of(
-        result_of(
-            measured(*cpu_shares, switches=switches, device=device, aligned=aligned),
-            environment={"cores": {"which": which}},
-        )
-    )
+    ranks = [rank_facts(rank, device=device, cpu_share=share) for rank, share in enumerate(cpu_shares)]
+    switched = tuple(int(index < switches) for index in range(10))
+    measured = measurement_of([1e-3] * 10, ranks, involuntary_switches=switched, aligned=aligned)
+    return disturbance_of(result_of(measured, environment={"cores": {"which": which}}))
 
 
 def test_a_rank_that_only_computes_and_lost_its_core_is_disturbed():
@@ -265,8 +237,6 @@ def test_the_hosts_processes_are_listed_only_where_devices_have_some(monkeypatch
 
 
 def test_descendants_are_no_strangers():
-    from perfsuite.platforms.telemetry import family_of_processes
-
     code = "import subprocess,sys; c=subprocess.Popen(['sleep','30']); print(c.pid, flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
         grandchild = int(child.stdout.readline())

@@ -234,10 +234,8 @@ def test_yardsticks_cost_no_samples_within_three_times_the_budget(monkeypatch, y
     assert 1.0 == pytest.approx(taken.cpu_share)
 
 
-class Queue(Clock):
+class Queue(Steps):
     """A host that takes a while to start a kernel, and a device that waits for it."""
-
-    queues = True
 
     def __init__(self, launch_ns, kernel_ns):
         self.launch_ns, self.kernel_ns = launch_ns, kernel_ns
@@ -254,14 +252,8 @@ class Queue(Clock):
     def wait(self, stamp):
         self.host_ns = max(self.host_ns, stamp)
 
-    def elapsed_s(self, start, end):
-        return (end - start) * 1e-9
-
     def now_s(self):
         return self.host_ns * 1e-9
-
-    def facts(self):
-        return ClockFacts(name="queue", resolution_s=1e-9, cost_s=1e-9)
 
 
 @pytest.mark.parametrize(

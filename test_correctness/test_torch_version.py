@@ -1,10 +1,10 @@
-"""An image whose torch or Python is too old: one line that says what to do, before anything is collected."""
+"""An image whose torch or Python is too old, or whose torch cannot use the device: told once, and no run is green."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import environment, families
@@ -13,6 +13,8 @@ from perfsuite.record.workload import Process
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.base import Place
 from test_correctness.helpers import machines
+from test_correctness.helpers.local_driver import ROOT
+from test_correctness.helpers.processes import run_python
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "2.2.0a0+git1a2b3c4", "1.13.1+cu117"])
@@ -69,7 +71,7 @@ def test_without_torch_a_case_fails_in_one_line_and_nothing_is_started(pytester,
 
 def test_an_old_python_is_one_line():
     code = "import sys; sys.version_info = (3, 8, 10, 'final', 0); import perfsuite"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-c", code, cwd=ROOT)
     assert (1, "") == (done.returncode, done.stdout)
     assert done.stderr.startswith("perfsuite needs Python 3.10 or newer, this is 3.8: ")
     assert 1 == done.stderr.count("\n")
@@ -90,6 +92,31 @@ def test_ranks_get_the_familys_variables_unless_they_are_set(tmp_path):
 
 
 def test_the_installed_torch_is_read_without_importing_it():
-    import torch
-
     assert torch.__version__.split("+")[0] == environment.installed_torch().split("+")[0]
+
+
+FAMILY = """
+from perfsuite.platforms.base import DetectedDevice
+from perfsuite.platforms.cuda import Cuda
+
+
+class TooOld(Cuda):
+    name = "tooold"
+
+    def detect(self):
+        return tuple(DetectedDevice(index=index, reported_name="Card", capability="9.0") for index in range(2))
+"""
+
+
+@pytest.mark.extended
+def test_the_first_case_fails_and_the_others_say_of_which_cause(tmp_path):
+    (tmp_path / "too_old.py").write_text(FAMILY)
+    options = ["-p", "no:cacheprovider", "-rs", f"--perf-journal={tmp_path / 'run.jsonl'}", "--perf-scale=small"]
+    options += ["-k", "256x256x256", "--perf-platform=tooold"]
+    environ = {"PERFSUITE_FAMILIES": "tooold=too_old:TooOld", "PYTHONPATH": str(tmp_path)}
+    done = run_python("-m", "pytest", "test_perf/test_matmul.py", *options, cwd=ROOT, **environ)
+    text = " ".join(done.stdout.split())
+    assert (1, True) == (done.returncode, "1 failed" in text), done.stdout
+    assert "cannot open device cuda:0" in text
+    assert "install a torch built for this device and its driver" in text
+    assert "not tried, as in test_perf/test_matmul.py::test_matmul[" in text

@@ -8,7 +8,6 @@ import pytest
 from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines import store
 from perfsuite.baselines.document import Fault, check_of, loads
-from perfsuite.baselines.draft import NewRuns
 from perfsuite.models import find
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Work
@@ -16,9 +15,11 @@ from perfsuite.record.step import Training
 from perfsuite.strategies.base import Strategy
 from perfsuite.workloads import LargestBatch, TrainStep
 from perfsuite.workloads.collective import AllReduce
-from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of
+from test_correctness.helpers.stored_files import case, offer, run_of
 
 GPT = {"model": "gpt-64x4", "overrides": {"layers": 8}}
+PIPELINED = {"sharding": "gradients", "sequence_parallel": True, "schedule": "1f1b"}
+PIPELINED |= {"narrow": True, "gradient_dtype": "bf16"}
 SPREAD = [
     # strategy, options, mesh, ranks, other fields of the case -> what the record says beside its defaults
     ("single", {}, "", 1, {}, {}),
@@ -35,20 +36,7 @@ SPREAD = [
     ("hybrid", {}, "tp2", 2, {}, {"sequence_parallel": True}),
     ("hybrid", {"sequence_parallel": False}, "dp2-tp2", 4, {}, {"sharding": "parameters"}),
     ("hybrid", {"data": "replicate"}, "dp2", 2, {}, {}),
-    (
-        "hybrid",
-        {},
-        "pp2-dp2-tp2",
-        8,
-        {"accumulation": 4, "dtype": "bf16"},
-        {
-            "sharding": "gradients",
-            "sequence_parallel": True,
-            "schedule": "1f1b",
-            "narrow": True,
-            "gradient_dtype": "bf16",
-        },
-    ),
+    ("hybrid", {}, "pp2-dp2-tp2", 8, {"accumulation": 4, "dtype": "bf16"}, PIPELINED),
     ("hybrid", {"schedule": "zbv"}, "pp2", 2, {"accumulation": 4}, {"schedule": "zbv", "stages_per_rank": 2}),
 ]
 
@@ -59,13 +47,8 @@ def test_record_of_every_strategy(row):
     step = TrainStep(**GPT, strategy=strategy, options=options, mesh=mesh, micro_batch_size=2, **fields)
     shape = MeshShape.parse(mesh) if mesh else MeshShape.of(dp=ranks)
     record = step.work(shape).training
-    plain = {
-        "layout": str(shape),
-        "strategy": strategy,
-        "micro_batch_size": 2,
-        "num_micro_batches": fields.get("accumulation", 1),
-        "dtype": fields.get("dtype", "fp32"),
-    }
+    plain = {"layout": str(shape), "strategy": strategy, "micro_batch_size": 2, "dtype": fields.get("dtype", "fp32")}
+    plain["num_micro_batches"] = fields.get("accumulation", 1)
     # Stages 1 to 3 of ZeRO keep a bucket, here as large as the model.
     numbers = find(GPT["model"], GPT["overrides"]).parameters if strategy in ("zero1", "zero2", "zero3") else 0
     bucket = {"bucket_bytes": numbers * (2.0 if said.get("narrow") else 4.0)}
@@ -108,8 +91,7 @@ TRAINED = Training(model="gpt-64x4", overrides={"layers": 8}, layout="dp2", stra
 
 
 def store_trained(folder):
-    new = NewRuns(case=case(training=TRAINED), runs=(run_of("s0", days_old=2),), verdict="pass")
-    return store.update(folder, HARDWARE, [new], mode="append").path
+    return offer(folder, run_of("s0", days_old=2), case=case(training=TRAINED)).path
 
 
 def test_baseline_keeps_it_and_compares_without_it(tmp_path):

@@ -24,10 +24,8 @@ class Falling:
     def read(self):
         self.looks += 1
         held = self.looks > 2
-        return (
-            Reading(index=0, clock_mhz=1200.0 if held else 1980.0, throttle=("power cap",) if held else ()),
-            Reading(index=1),
-        )
+        seen = {"clock_mhz": 1200.0, "throttle": ("power cap",)} if held else {"clock_mhz": 1980.0, "throttle": ()}
+        return Reading(index=0, **seen), Reading(index=1)
 
 
 def watched(phases_by_time):
@@ -40,16 +38,8 @@ def watched(phases_by_time):
 
 def test_it_looks_while_ranks_are_timing_and_not_more_often_than_there_is_to_see():
     timing = [TIMING, "checking before timing"]
-    looks, asked = watched(
-        [
-            (9.0, ["building"]),
-            (10.0, timing),
-            (10.1, timing),
-            (10.5, timing),
-            (11.0, timing),
-            (11.5, ["checking after"]),
-        ]
-    )
+    timed = [(at_s, timing) for at_s in (10.0, 10.1, 10.5, 11.0)]
+    looks, asked = watched([(9.0, ["building"]), *timed, (11.5, ["checking after"])])
     assert 3 == asked
     assert [0.0, 0.5, 1.0] == [look.at_s for look in looks if look.device == 0]
     assert [(), (), ("power cap",)] == [look.throttle for look in looks if look.device == 0]
@@ -68,18 +58,16 @@ def test_a_device_that_was_held_down_while_it_was_timed_is_named():
         "t.py::test_x: device 0 was held down (power cap) in 2 of 4 looks while it was timed, "
         "clock 1980 to 1200 MHz (lowest 1200, highest 1980)"
     )
-    assert [] == throttled_lines(
-        [result(tuple(look for look in looks if look.device == 1))]
-    )  # unknown is not held down
+    unknown = tuple(look for look in looks if look.device == 1)
+    assert [] == throttled_lines([result(unknown)])  # unknown is not held down
 
 
 def test_a_sustained_run_says_how_its_end_differs_from_its_beginning():
     looks = tuple(DeviceLook(device=0, at_s=float(at), power_w=600.0 + at, temperature_c=50.0 + at) for at in range(3))
     first, device = sustained_lines([result(looks)])
     assert first == "t.py::test_x: 6 samples, median of the first third 1 s, of the last 1.1 s (+10.0%)"
-    assert device == (
-        "  device 0, power 600 to 602 W (lowest 600, highest 602), temperature 50 to 52 °C (lowest 50, highest 52)"
-    )
+    told = "power 600 to 602 W (lowest 600, highest 602), temperature 50 to 52 °C (lowest 50, highest 52)"
+    assert device == f"  device 0, {told}"
     assert "nothing can be read" in sustained_lines([result((DeviceLook(device=0, at_s=0.0),))])[1]
 
 

@@ -13,6 +13,7 @@ import pytest
 from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.transports import door, star, wire
 from perfsuite.runtime.transports.keys import Meeting
+from test_correctness.helpers import agents
 from test_correctness.helpers.agents import a_launch, an_agent
 
 KEY = b"0123456789abcdef"
@@ -38,10 +39,8 @@ def meeting(key=KEY):
     return Meeting(key=key, socket=Path(tempfile.gettempdir()) / "socket")
 
 
-def reach(launch, key=KEY, hello=None, *, deadline_s=30.0, alive=lambda: True):
-    hello = hello or star.greeting(launch, "here", 1)
-    find = lambda: meeting(key)  # noqa: E731
-    return door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=deadline_s, alive=alive)
+def reach(launch, key=KEY, hello=None, **limits):
+    return agents.reach(launch, meeting(key), hello, **limits)
 
 
 def knock(pool, launch, key=KEY, *, deadline_s=30.0):
@@ -273,9 +272,8 @@ def test_one_host_meets_at_a_socket_however_long_its_path_and_at_no_port(pool, t
 
 
 def test_a_place_that_holds_no_socket_is_one_line(tmp_path):
-    with pytest.raises(
-        LaunchError, match=r"no socket can be made in /proc/self \(.*\): .*set TMPDIR to a directory of"
-    ):
+    told = r"no socket can be made in /proc/self \(.*\): .*set TMPDIR to a directory of"
+    with pytest.raises(LaunchError, match=told):
         door.Door(a_launch(), Meeting(key=KEY, socket=Path("/proc/self/socket")))
 
 
@@ -286,8 +284,8 @@ def gathering(pool, launch, deadline_s=30.0):
 def test_gathering_brings_every_agent_and_its_facts(pool):
     launch = a_launch(world_size=4)
     gathered = gathering(pool, launch)
-    agents = [knock(pool, an_agent(launch, rank)) for rank in (3, 1, 2)]
-    links = [agent.result(30) for agent in agents]
+    knocking = [knock(pool, an_agent(launch, rank)) for rank in (3, 1, 2)]
+    links = [agent.result(30) for agent in knocking]
     assert [welcome for _, welcome in links] == [{"hello": "all"}] * 3
     net = gathered.result(30)
     assert sorted(net.ranks) == [1, 2, 3]
@@ -335,13 +333,12 @@ def test_frames_that_come_with_the_welcome_are_kept(pool):
 def test_ranks_that_do_not_come_are_named(pool):
     launch = a_launch(world_size=8)
     gathered = gathering(pool, launch, deadline_s=3.0)
-    agents = [knock(pool, an_agent(launch, rank), deadline_s=3600) for rank in (2, 6)]
+    knocking = [knock(pool, an_agent(launch, rank), deadline_s=3600) for rank in (2, 6)]
     stranger = knock(pool, an_agent(launch, 1), OTHER_KEY, deadline_s=1.0)
-    with pytest.raises(
-        LaunchError, match=r"rank 1, 3-5, 7 of 8 did not come within 3 s \(ranks came from here; \d+ con.*another key"
-    ):
+    told = r"rank 1, 3-5, 7 of 8 did not come within 3 s \(ranks came from here; \d+ con.*another key"
+    with pytest.raises(LaunchError, match=told):
         gathered.result(60)
-    for agent in agents:
+    for agent in knocking:
         with pytest.raises(LaunchError, match=r"the driver gave this launch up: rank 1, 3-5, 7 of 8 did not come"):
             agent.result(60)
     with pytest.raises(LaunchError, match="another key"):

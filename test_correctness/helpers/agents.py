@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 
-from perfsuite.platforms import families
-from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.driver import Driver
+from perfsuite.runtime.transports import door, star
 from perfsuite.runtime.transports.cluster import ClusterTransport
+from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch, detect_launch
+from test_correctness.helpers.local_driver import ROOT, driver_over
 from test_correctness.helpers.processes import unlaunched
 
-ROOT = Path(__file__).parent.parent.parent
-PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
-QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 AGENT = """
 import os, sys
 from perfsuite.runtime.transports import agent
@@ -69,17 +67,29 @@ def an_agent(launch: Launch, rank: int) -> Launch:
     return dataclasses.replace(launch, rank=rank, local_rank=rank % launch.local_world_size)
 
 
-def start(script: str, environ: dict[str, str], *arguments: str, stdin=None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def reach(launch: Launch, meeting: Meeting, hello=None, *, deadline_s: float = 30.0, alive=lambda: True):
+    """Have an agent look for its driver."""
+    hello = hello or star.greeting(launch, "here", 1)
+    return door.reach_driver(launch, lambda: meeting, hello, farewell=lambda _: {}, deadline_s=deadline_s, alive=alive)
+
+
+@contextlib.contextmanager
+def started(script: str, environ: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of this program, which is killed at the end."""
+    with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         cwd=ROOT,
         env=environ,
-        stdin=stdin,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @dataclasses.dataclass
@@ -89,7 +99,7 @@ class Launched:
     directory: Path
 
     def driver(self) -> Driver:
-        return Driver(transport=self.transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+        return driver_over(self.transport)
 
 
 @contextlib.contextmanager
@@ -98,27 +108,17 @@ def launched(
 ) -> Iterator[Launched]:
     environ = environ_of(0, world_size, directory, hosts=hosts)
     monkeypatch.setattr("tempfile.tempdir", str(directory))
-    others = {}
-    for rank in range(1, world_size):
-        local_rank = str(rank % (world_size // hosts))
-        others[rank] = start(agent[0], {**environ, "RANK": str(rank), "LOCAL_RANK": local_rank}, *agent[1:])
     launch = detect_launch(environ)
     assert launch is not None
-    transport = ClusterTransport(
-        launch, start_method="fork", preload=preload, log_directory=directory / "logs", deadline_s=60, environ=environ
-    )
-    try:
+    with contextlib.ExitStack() as stack:
+        others = {}
+        for rank in range(1, world_size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank % (world_size // hosts))}
+            others[rank] = stack.enter_context(started(agent[0], {**environ, **own}, *agent[1:]))
+        log_directory = directory / "logs"
+        transport = ClusterTransport(
+            launch, start_method="fork", preload=preload, log_directory=log_directory, deadline_s=60, environ=environ
+        )
+        stack.callback(transport.close)
         transport.gather()
         yield Launched(transport=transport, agents=others, directory=directory)
-    finally:
-        transport.close()
-        for process in others.values():
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            process.stderr.close()
-
-
-def job(function, world_size, *, budget=QUICK, fresh=False, **arguments):
-    workload = FunctionWorkload(function=function, arguments=arguments)
-    return Job(workload=workload, world_size=world_size, budget=budget, fresh=fresh)

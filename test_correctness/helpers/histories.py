@@ -43,13 +43,8 @@ def drawn(count, cases, level, *, noise=0.006, host=0.02, seed=1):
     sessions = []
     for number in range(count):
         shift = rng.gauss(0, host)
-        sessions.append(
-            session(
-                number,
-                cases=cases,
-                level=lambda case, number=number, shift=shift: level(case, number) + shift + rng.gauss(0, noise),
-            )
-        )
+        levels = {case: level(case, number) + shift + rng.gauss(0, noise) for case in cases}
+        sessions.append(session(number, cases=cases, level=levels.__getitem__))
     return sessions
 
 

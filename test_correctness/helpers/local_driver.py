@@ -11,7 +11,7 @@ import pytest
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import families
 from perfsuite.record.result import Measurement
-from perfsuite.record.workload import Budget, Workload
+from perfsuite.record.workload import Budget, FunctionWorkload, Workload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workloads.training.parity import TrainParity
@@ -19,16 +19,20 @@ from perfsuite.workloads.training.parity import TrainParity
 ROOT = Path(__file__).parents[2]
 WORKER = "perfsuite.runtime.ranks.worker"
 FSDP, COMPILER, PIPELINING = "torch.distributed.fsdp", "torch._dynamo", "torch.distributed.pipelining"
+PRELOAD = ("torch", "torch.distributed", WORKER)
 ONCE = Budget(smoke=True, timeout_s=300.0)
+QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
+
+
+def driver_over(transport, family: str = "cpu") -> Driver:
+    return Driver(transport=transport, family=families()[family], rootpath=ROOT, device_count=1)
 
 
 @contextmanager
-def local_driver(logs: Path, *preload: str) -> Iterator[Driver]:
-    """A driver whose ranks are forked after these imports; their logs go into ``logs``. It is closed at the end."""
-    transport = LocalTransport(
-        start_method="fork", preload=preload or ("torch", "torch.distributed", WORKER), log_directory=logs
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
+def local_driver(logs: Path, *preload: str, start_method: str = "fork", family: str = "cpu") -> Iterator[Driver]:
+    """A driver whose ranks start after these imports; their logs go into ``logs``. It is closed at the end."""
+    transport = LocalTransport(start_method=start_method, preload=preload or PRELOAD, log_directory=logs)
+    driver = driver_over(transport, family)
     try:
         yield driver
     finally:
@@ -49,6 +53,12 @@ def driver_fixture(*preload: str, cold: bool = False):
             yield made
 
     return driver
+
+
+def job(function, world_size=1, *, budget=QUICK, fresh=False, shape=None, **arguments) -> Job:
+    """A case of a function with these arguments."""
+    workload = FunctionWorkload(function=function, arguments=arguments)
+    return Job(workload=workload, world_size=world_size, budget=budget, fresh=fresh, shape=shape)
 
 
 def run(driver: Driver, workload: Workload, mesh: str | int, *, budget: Budget = ONCE, **how) -> Measurement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from perfsuite.platforms import Machine, detect_machine, load_catalog
 from perfsuite.platforms.host import Host, ToolAnswer
 
 XEON = """processor\t: {index}
@@ -34,6 +35,11 @@ def host(
         return ToolAnswer(text=answer) if isinstance(answer, str) else answer
 
     return Host(root=root, environ=environ, run=run, cores=cores)
+
+
+def detected(host: Host, platform: str = "") -> Machine:
+    """The machine that this host is, or the platform that is asked for there."""
+    return detect_machine(load_catalog(), platform or None, host=host)
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:

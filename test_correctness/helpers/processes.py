@@ -27,11 +27,8 @@ def unlaunched() -> dict[str, str]:
 
 def run_python(*arguments: object, cwd: Path, timeout_s: float = 300.0, **environ: str) -> subprocess.CompletedProcess:
     """This Python with these arguments and variables, as nobody's rank; its output and exit code."""
-    command = [sys.executable, *map(str, arguments)]
-    environment = {**unlaunched(), **environ}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    command, pipes = [sys.executable, *map(str, arguments)], {"capture_output": True, "text": True}
+    return subprocess.run(command, cwd=cwd, env={**unlaunched(), **environ}, timeout=timeout_s, check=False, **pipes)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms import Host, Machine, detect_machine, families, fingerprint, load_catalog
 from perfsuite.record.result import Measurement, Work
-from perfsuite.record.workload import Budget, CallableStep, Step, Workload
-from perfsuite.run.session import PerfSession
+from perfsuite.record.workload import Budget, CallableStep, FunctionWorkload, Workload
+from perfsuite.run.session import Case, PerfSession
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from simmusa import build
@@ -50,7 +50,8 @@ def simulated_machine() -> Machine:
 
 @contextmanager
 def opened(costs: Costs, logs: Path, preload: tuple[str, ...]) -> Iterator[PerfSession]:
-    """A session whose ranks run on simulated devices of these costs."""
+    """A session whose ranks run on simulated devices of these costs; skips where the device cannot be built."""
+    require_built()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERFSUITE_FAMILIES", FAMILY)
         patch.setenv(VARIABLE, json.dumps(costs.as_dict()))
@@ -76,6 +77,13 @@ def opened_on(machine: Machine, name: str, logs: Path, preload: tuple[str, ...])
         yield session
     finally:
         session.close()
+
+
+def measure_on(session: PerfSession, workload, world_size: int, *, budget: Budget = ONCE, name: str = "it", **case):
+    """The result of a case; ``workload`` may be a function, then ``case`` has its arguments."""
+    if callable(workload):
+        workload, case = FunctionWorkload(function=workload, arguments=case), {}
+    return session.run(Case(id=name, workload=workload, world_size=world_size, budget=budget, platform="s4000", **case))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,60 +118,47 @@ class OneProcess:
         return dataclasses.replace(self.driver.run(dataclasses.replace(job, fresh=False)), process="fresh")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LateRank(Workload):
-    """Rank 0 multiplies before it comes to an all-reduce; the others come at once."""
-
-    side: int
-
-    def work(self, shape):
-        return Work()
-
-    def build(self, rank):
-        return LateStep(self, rank)
-
-
-class LateStep(Step):
-    def __init__(self, workload, rank):
-        self.rank = rank
-        self.a = torch.ones(workload.side, workload.side, device=rank.device)
-        self.out = torch.empty_like(self.a)
-        self.x = torch.ones(256, device=rank.device)
-
-    def run(self):
-        musa = torch.get_device_module("musa")
-        start, end = (musa.Event(enable_timing=True) for _ in range(2))
-        dist.barrier()
-        musa.synchronize()
-        start.record()
-        if self.rank.rank == 0:
-            torch.mm(self.a, self.a, out=self.out)
-        dist.all_reduce(self.x)
-        end.record()
-        end.synchronize()
-        self.rank.record(f"rank{self.rank.rank}_ms", start.elapsed_time(end), reduce="only")
-
-
-def sends_to_a_late_rank(rank, side):
-    """Rank 1 multiplies before it receives; how long each of the two was at it."""
+def from_a_barrier_on(rank, work):
+    """Return an iteration that records how long ``work`` took on each rank, which all begin it at once."""
     musa = torch.get_device_module("musa")
-    a, x = torch.ones(side, side, device=rank.device), torch.ones(256, device=rank.device)
 
     def step():
         start, end = (musa.Event(enable_timing=True) for _ in range(2))
         dist.barrier()
         musa.synchronize()
         start.record()
-        if rank.rank == 0:
-            dist.send(x, 1)
-        else:
-            torch.mm(a, a)
-            dist.recv(x, 0)
+        work()
         end.record()
         end.synchronize()
         rank.record(f"rank{rank.rank}_ms", start.elapsed_time(end), reduce="only")
 
     return step
+
+
+def sums_with_a_late_rank(rank, side):
+    """Rank 0 multiplies before it comes to an all-reduce; the others come at once."""
+    a, x = torch.ones(side, side, device=rank.device), torch.ones(256, device=rank.device)
+
+    def work():
+        if rank.rank == 0:
+            torch.mm(a, a)
+        dist.all_reduce(x)
+
+    return from_a_barrier_on(rank, work)
+
+
+def sends_to_a_late_rank(rank, side):
+    """Rank 1 multiplies before it receives; how long each of the two was at it."""
+    a, x = torch.ones(side, side, device=rank.device), torch.ones(256, device=rank.device)
+
+    def work():
+        if rank.rank == 0:
+            dist.send(x, 1)
+        else:
+            torch.mm(a, a)
+            dist.recv(x, 0)
+
+    return from_a_barrier_on(rank, work)
 
 
 def both_send_first(rank, batched):
@@ -244,8 +239,6 @@ def waits_first(rank, alone):
 
 def reads_a_dataset(rank, folder):
     """Records whether the batches of a loader are pinned."""
-    from pathlib import Path
-
     from perfsuite.models import find
     from perfsuite.models.dataset import generate
     from perfsuite.models.loading import Files, numbers_of

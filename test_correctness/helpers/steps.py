@@ -160,16 +160,16 @@ def dying_in_its_control(rank, culprit=1):
     return lambda: real(buffer)
 
 
-def spans(rank, a_s=0.004, b_s=0.008, rest_s=0.004):
+def spans(rank):
     """Known times in two spans and outside them; spans nest and repeat."""
 
     def run():
         with rank.span("a"):
-            time.sleep(a_s)
+            time.sleep(0.004)
         for part in range(2):
             with rank.span("b", part=part), rank.span("inside b"):
-                time.sleep(b_s / 2)
-        time.sleep(rest_s)
+                time.sleep(0.004)
+        time.sleep(0.004)
         rank.record("loss", 0.5, unit="nats", reduce="equal")
         rank.record("rank", rank.rank, reduce="max")
 

@@ -7,7 +7,7 @@ import math
 from datetime import datetime, timedelta, timezone
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Hardware
+from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 
@@ -15,10 +15,8 @@ HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "T
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
 
-OUT_OF_MEMORY = {
-    **{"outcome": "out_of_memory", "quantiles_s": (), "location": None},
-    **{"samples": 0, "clean": 0, "metrics": {}},
-}
+OUT_OF_MEMORY = {"outcome": "out_of_memory", "quantiles_s": (), "location": None}
+OUT_OF_MEMORY |= {"samples": 0, "clean": 0, "metrics": {}}
 """Fields of a run that did not fit."""
 
 
@@ -49,14 +47,23 @@ def case(name="a", **changes):
     return dataclasses.replace(plain, **changes)
 
 
-def offer(folder, *runs, name="a", mode="append", verdict="pass", **more):
-    new = NewRuns(case=case(name), runs=runs, verdict=verdict)
-    return store.update(folder, HARDWARE, [new], mode=mode, **more)
+def offer(folder, *runs, name="a", hardware=HARDWARE, mode="append", verdict="pass", **more):
+    """Store new runs of a case; ``more`` are fields of what is offered or options of the update."""
+    own = {field.name: more.pop(field.name) for field in dataclasses.fields(NewRuns) if field.name in more}
+    new = NewRuns(**{"case": case(name), "runs": runs, "verdict": verdict, **own})
+    return store.update(folder, hardware, [new], mode=mode, **more)
 
 
-def sessions_in(folder, name="a"):
-    found = store.load(folder, HARDWARE)
-    (entry,) = found.by_node[case(name).node]
+def entry_of(*runs, **fields):
+    return Entry(**{"case": case(), "runs": runs, **fields})
+
+
+def baseline_of(*entries):
+    return Baseline(hardware=HARDWARE, entries={entry.case.key: entry for entry in entries})
+
+
+def sessions_in(folder):
+    (entry,) = store.load(folder, HARDWARE).by_node[case().node]
     return [run.session for run in entry.runs]
 
 
