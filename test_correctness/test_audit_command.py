@@ -135,7 +135,8 @@ def test_a_language_model_without_a_step_time_is_judged(audited, mfu, expected):
 
 
 def test_shipped_tables_exit_0_as_they_are_labelled(capsys):
-    out = printed(capsys, "audit")
+    code, out, err = run(capsys, "audit")
+    assert (0, "") == (code, err)
     for part in ("004/router [R, by outside knowledge]", "004/ddp [R]", "contradiction: flops-above-peak -> R"):
         assert part in out
     assert "LABEL" not in out

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ImportFailed
@@ -486,6 +486,10 @@ def figures_of_lines(sample, path, known):
     return found
 
 
+WAYS = ("lost", "end cut", "begin cut", "doubled", "doubled in a line", "prefixed otherwise")
+WAYS += ("inside", "split", "split before", "apart")
+
+
 @functools.cache
 def samples(name, folder):
     """Lines of each sample of a format, and its figures."""
@@ -500,7 +504,9 @@ def samples(name, folder):
 def test_no_damaged_line_gives_a_wrong_figure(name, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()
     lines, right = data.draw(st.sampled_from(samples(name, folder)))
-    _, text = damaged(data.draw, lines)
+    way, text = damaged(data.draw, lines, WAYS)
+    # Rows whose name is lost follow the name above.
+    assume(way != "lost" or not any("Comm. Op" in line for line in lines))
     try:
         imported = read(written(folder, text), name)
     except ImportFailed:

@@ -320,6 +320,10 @@ def test_a_log_without_results_says_so(tmp_path):
         read(tmp_path, '[PerfLog] {"event": "STEP_END", "value": {"loss": 2.6}}\n')
 
 
+WAYS = ("lost", "end cut", "doubled", "doubled in a line", "prefixed otherwise")
+WAYS += ("before", "inside", "joined behind", "apart")
+
+
 @functools.cache
 def sample_files(form):
     files = sorted((SAMPLES / form).glob("*"))
@@ -342,7 +346,7 @@ def is_one_of(row, rows):
 @given(data=st.data())
 def test_no_damage_to_a_line_gives_a_wrong_figure(form, data):
     lines, right = data.draw(st.sampled_from(sample_files(form)))
-    source = Source(path=Path("damaged"), text=damaged(data.draw, lines)[1], tool=form)
+    source = Source(path=Path("damaged"), text=damaged(data.draw, lines, WAYS)[1], tool=form)
     try:
         rows = find_format(form).read(source).rows
     except ImportFailed:

@@ -122,7 +122,7 @@ def test_a_file_adds_a_machine_and_changes_one(tmp_path):
         (OWN.replace('"v100"', '"v1000"') + NETWORK, r"line 4: .*platform is 'v1000', which has no row; did you mean"),
         (OWN.replace("value = 2,", "value = 2.5,") + NETWORK, r"line 6: .*nodes has value 2.5; write the whole number"),
         (OWN.replace('unit = "devices", ', "") + NETWORK, r"line 7: .*devices_per_node has unit None"),
-        (OWN.replace('"NVLink"', "2") + NETWORK, r"line 5: .*inside is missing or not a text; write inside ="),
+        (OWN.replace('inside = "NVLink"\n', "") + NETWORK, r"line 2: .*inside is missing or not a text; write"),
         (OWN + NETWORK.replace("network", "networks"), r"line 8: .*networks is unknown; choose from title, platform"),
         (OWN.replace("machine.two", "machine.TWO"), r"line 2: .*has name 'TWO'; use small letters"),
         ("[machine]\ntwo = 3\n", r"line 2: \[machine\] two is 3; write a table \[machine.two\]"),

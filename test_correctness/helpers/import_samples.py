@@ -15,9 +15,11 @@ from perfsuite.imports.row import Imported, ImportOptions
 SAMPLES = Path(__file__).parent.parent / "samples"
 NOISE = (
     "node-a:11:22 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0",
-    "2024-05-01 10:00:00,123 [INFO] epoch 3: loaded 12 files: 34 % done ",
+    "2024-05-01 10:00:00,123 [INFO] epoch 3",
+    "[INFO] node-1: loaded 12 files: 34 % done ",
     "WARNING: x=5, y: 6  ",
     "[rank1]: INFO step 7: 8 ms",
+    "INFO 3 ok",
 )
 """Messages of other ranks and programs."""
 PREFIXES = (" 0: ", "[0] ", "[1,0]<stdout>:", "2026-03-11T10:26:41Z ")
@@ -44,12 +46,13 @@ def written(folder: Path, *lines: str, name: str = "log.txt") -> Path:
     return path
 
 
-def damaged(draw: Callable[[Any], Any], lines: Sequence[str], *, without: Sequence[str] = ()) -> tuple[str, str]:
-    """How one line was damaged, and the text: cut, doubled, prefixed, or another line printed before or into it."""
+def damaged(draw: Callable[[Any], Any], lines: Sequence[str], ways: Sequence[str]) -> tuple[str, str]:
+    """Which of these ways one line was damaged, and the text: cut, doubled, or another line printed into it."""
     at = draw(st.sampled_from([number for number, line in enumerate(lines) if line.strip()]))
     line, place = lines[at], draw(st.integers(1, max(1, len(lines[at]) - 1)))
     left, right, noise = line[:place], line[place:], draw(st.sampled_from(NOISE))
-    ways = {
+    changed = {
+        "lost": [],
         "end cut": [left],
         "begin cut": [right],
         "doubled": [line, line],
@@ -64,7 +67,8 @@ def damaged(draw: Callable[[Any], Any], lines: Sequence[str], *, without: Sequen
         "split before": [left, noise + right],
         "apart": [left, noise, right],
     }
-    way = draw(st.sampled_from(sorted(ways.keys() - set(without))))
+    way = draw(st.sampled_from(ways))
     last_of_json = at + 1 < len(lines) and lines[at + 1] == "}" and not line.endswith(",")
-    assume(not (way == "end cut" and last_of_json))  # the shorter number is valid JSON: nothing tells that it was cut
-    return way, "\n".join([*lines[:at], *ways[way], *lines[at + 1 :]])
+    # What is left of the last number may be valid JSON: nothing tells that it was cut.
+    assume(not last_of_json or way not in ("lost", "end cut"))
+    return way, "\n".join([*lines[:at], *changed[way], *lines[at + 1 :]])
