@@ -50,15 +50,16 @@ def damaged(draw: Callable[[Any], Any], lines: Sequence[str], ways: Sequence[str
     """Which of these ways one line was damaged, and the text: cut, doubled, or another line printed into it."""
     at = draw(st.sampled_from([number for number, line in enumerate(lines) if line.strip()]))
     line, place = lines[at], draw(st.integers(1, max(1, len(lines[at]) - 1)))
-    left, right, noise = line[:place], line[place:], draw(st.sampled_from(NOISE))
+    way, left, right = draw(st.sampled_from(ways)), line[:place], line[place:]
+    noise = draw(st.sampled_from({"prefixed": PREFIXES, "prefixed otherwise": OTHERS}.get(way, NOISE)))
     changed = {
         "lost": [],
         "end cut": [left],
         "begin cut": [right],
         "doubled": [line, line],
         "doubled in a line": [line + line],
-        "prefixed": [draw(st.sampled_from(PREFIXES)) + line],
-        "prefixed otherwise": [draw(st.sampled_from(OTHERS)) + line],
+        "prefixed": [noise + line],
+        "prefixed otherwise": [noise + line],
         "before": [noise, line],
         "joined before": [noise + line],
         "joined behind": [line + noise],
@@ -67,7 +68,6 @@ def damaged(draw: Callable[[Any], Any], lines: Sequence[str], ways: Sequence[str
         "split before": [left, noise + right],
         "apart": [left, noise, right],
     }
-    way = draw(st.sampled_from(ways))
     last_of_json = at + 1 < len(lines) and lines[at + 1] == "}" and not line.endswith(",")
     # What is left of the last number may be valid JSON: nothing tells that it was cut.
     assume(not last_of_json or way not in ("lost", "end cut"))
