@@ -2,19 +2,17 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from perfsuite.cli.main import main
 from perfsuite.fleet.rule import slow_links
 from perfsuite.plugin.expecting import slow_members
 from perfsuite.run.session import Case
 from perfsuite.workloads.memory_bandwidth import MemoryTriad
 from perfsuite.workloads.pair_rounds import PairRounds
 from simmusa.costs import S4000, VARIABLE
+from test_correctness.helpers.command_line import as_json, run
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.simmusa_ranks import FAMILY, KERNELS, QUICK, ROOT, opened, require_built
 
 ONE_SLOW_DEVICE = {"device 3": 1.1}
@@ -61,16 +59,9 @@ def acceptance(tmp_path, *arguments, devices=8, slow=None):
     journal = tmp_path / "journal.jsonl"
     suite = ["-m", "pytest", "test_perf", "-m", "acceptance", "-p", "no:cacheprovider", "--perf-platform=simmusa"]
     expect = ["--perf-expect", "--perf-allow-unjudged", "--benchmark-min-rounds=3", f"--perf-journal={journal}"]
-    environ = {
-        **os.environ,
-        "PERFSUITE_FAMILIES": FAMILY,
-        "SIMMUSA_DEVICES": str(devices),
-        VARIABLE: json.dumps({"slow": slow or {}}),
-    }
-    done = subprocess.run(
-        [sys.executable, *suite, *expect, *arguments],
-        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    simulated = {"PERFSUITE_FAMILIES": FAMILY, "SIMMUSA_DEVICES": str(devices)}
+    simulated[VARIABLE] = json.dumps({"slow": slow or {}})
+    done = run_python(*suite, *expect, *arguments, cwd=ROOT, timeout_s=600, **simulated)
     return done.returncode, done.stdout, journal
 
 
@@ -81,8 +72,7 @@ def test_a_slow_device_fails_the_acceptance_run_and_the_fleet(tmp_path, capsys):
     assert ["SLOW: musa:3 takes 9.88 % longer in all of 4 runs:"] == [
         line.strip() for line in said.splitlines() if line.strip().startswith("SLOW: ")
     ]
-    assert 1 == main(["fleet", str(journal), "--json"])
-    (node,) = json.loads(capsys.readouterr().out)["nodes"].values()
+    (node,) = as_json(capsys, "fleet", journal, code=1)["nodes"].values()
     assert ["musa:3"] == [slow["device"] for slow in node["slow"]]
 
 
@@ -104,6 +94,5 @@ def test_a_missing_device_fails_the_acceptance_run_and_nothing_is_slow(tmp_path,
     assert 1 == code
     assert "FAIL: 7 of 8 devices" in said
     assert "SLOW" not in said
-    main(["fleet", str(journal), "--json"])
-    (node,) = json.loads(capsys.readouterr().out)["nodes"].values()
+    (node,) = json.loads(run(capsys, "fleet", journal, "--json")[1])["nodes"].values()
     assert ("pass", []) == (node["standing"], node["slow"])

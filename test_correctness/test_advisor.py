@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import re
 from collections import Counter
 
@@ -10,7 +9,6 @@ import pytest
 
 from perfsuite import workloads
 from perfsuite.base.mesh import MeshShape
-from perfsuite.cli.main import main
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import advise, case_of, difference_error, errors_of, job_of
@@ -20,6 +18,7 @@ from perfsuite.projection.layout import Layouts
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.step import project
 from perfsuite.record.step import Training
+from test_correctness.helpers.command_line import as_json, printed
 
 
 def advice_of(model="llama2-7b", platform="h100", world=8, batch=8, **overrides):
@@ -128,11 +127,8 @@ def test_case_of_a_layout_is_that_layout(advice):
         step, ranks = eval(call, {"perf": lambda step, on: (step, on), "workloads": workloads})
         record = step.work(MeshShape.parse(step.mesh)).training
         assert (ranks, record.sharding, record.schedule) == (8, one.layout.sharding, one.layout.schedule)
-        assert (record.micro_batch_size, record.num_micro_batches, record.checkpointing) == (
-            one.layout.micro_batch_size,
-            one.layout.num_micro_batches,
-            one.layout.checkpointing,
-        )
+        for name in ("micro_batch_size", "num_micro_batches", "checkpointing"):
+            assert getattr(record, name) == getattr(one.layout, name)
         said += 1
     assert said > 10
 
@@ -148,57 +144,47 @@ def test_where_nothing_fits_the_smallest_world_is_told():
 
 def test_command_tells_layout_band_and_what_to_measure(capsys):
     arguments = ["advise", "--model", "llama2-7b", "--platform", "s4000", "--world", "4", "--global-batch", "4"]
-    assert main([*arguments, "--explain", "dp2-tp2", "--top", "2"]) == 0
-    printed = capsys.readouterr().out
-    counts = [int(count) for count in re.findall(r"(\d+) (?:layouts|rejected, |fit)", printed.splitlines()[0])]
+    out = printed(capsys, *arguments, "--explain", "dp2-tp2", "--top", "2")
+    counts = [int(count) for count in re.findall(r"(\d+) (?:layouts|rejected, |fit)", out.splitlines()[0])]
     assert counts[0] == counts[1] + counts[2]
-    assert counts[1] == sum(int(count) for count in re.findall(r"^ +(\d+) rejected: ", printed, re.MULTILINE))
-    assert "80 %" in printed
-    assert "not dp2-tp2" in printed
-    assert "perf(workloads.TrainStep(model='llama2-7b'" in printed
-    assert 'python -m pytest test_perf/test_matmul.py -k "s4000"' in printed
-    assert main([*arguments, "--json"]) == 0
-    plain = json.loads(capsys.readouterr().out)
+    assert counts[1] == sum(int(count) for count in re.findall(r"^ +(\d+) rejected: ", out, re.MULTILINE))
+    command = 'python -m pytest test_perf/test_matmul.py -k "s4000"'
+    for said in ("80 %", "not dp2-tp2", "perf(workloads.TrainStep(model='llama2-7b'", command):
+        assert said in out
+    plain = as_json(capsys, *arguments)
     assert plain["chosen"] == plain["ties"][0]
     assert plain["band_s"][0] < plain["chosen"]["step_time_s"] < plain["band_s"][1]
 
 
 @pytest.mark.extended
 def test_layouts_that_take_as_long_are_one_line_with_all_names(capsys):
-    arguments = ["--model=llama2-7b", "--platform=h100", "--world=16", "--global-batch=64", "--top=100000"]
-    assert main(["advise", *arguments, "--json"]) == 0
-    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    arguments = ["advise", "--model=llama2-7b", "--platform=h100", "--world=16", "--global-batch=64", "--top=100000"]
+    ranked = as_json(capsys, *arguments)["ranked"]
     times = Counter(
         (re.sub("(optimizer|gradients|parameters) sharded, ", "", x["layout"]), x["step_time_s"]) for x in ranked
     )
     assert max(times.values()) == 2
-    assert main(["advise", *arguments]) == 0
-    printed = capsys.readouterr().out
-    table = [line for line in printed.splitlines() if re.search(r" samples .* GiB", line)]
+    out = printed(capsys, *arguments)
+    table = [line for line in out.splitlines() if re.search(r" samples .* GiB", line)]
     rows = [line.partition(" samples")[0] for line in table]
     assert "dp16, optimizer or gradients sharded, 4 x 1" in rows
     assert len(set(rows)) == len(rows) == len(times)
     tied = [line for line in table if line.endswith(("  equal", "  recommended"))]
     assert table[: len(tied)] == tied
     assert len(tied) > 1
-    assert f"simplest of {len(tied)} layouts whose times differ by less than the error" in printed
-    assert main(["advise", *arguments, "--explain", str(advised(printed))]) == 0
-    assert "is the mesh of the recommended layout" in capsys.readouterr().out
-
-
-def advised(printed):
-    return re.search(r"^run ([a-z0-9-]+)", printed, re.MULTILINE)[1]
+    assert f"simplest of {len(tied)} layouts whose times differ by less than the error" in out
+    advised = re.search(r"^run ([a-z0-9-]+)", out, re.MULTILINE)[1]
+    assert "is the mesh of the recommended layout" in printed(capsys, *arguments, "--explain", advised)
 
 
 def test_a_layout_takes_as_long_as_perfsuite_project_says(capsys):
     """Spread parameters are other code, tp pads the words: each layout is priced as its own job."""
-    job = ["--model=llama2-7b", "--override=layers=4", "--platform=s4000", "--world=4", "--global-batch=4", "--json"]
-    assert main(["advise", *job, "--top", "10000"]) == 0
-    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    job = ["--model=llama2-7b", "--override=layers=4", "--platform=s4000", "--world=4", "--global-batch=4"]
+    ranked = as_json(capsys, "advise", *job, "--top", "10000")["ranked"]
     for mesh, sharding in itertools.product(("dp4", "dp2-tp2"), ("none", "parameters")):
         by_tokens = ["--sequence-parallel"] if "tp" in mesh else []
-        assert main(["project", *job, "--layout", mesh, "--sharding", sharding, *by_tokens]) == 0
-        expected = json.loads(capsys.readouterr().out)["step_time_s"]
+        options = ["--layout", mesh, "--sharding", sharding, *by_tokens]
+        expected = as_json(capsys, "project", *job, *options)["step_time_s"]
         spread = "" if sharding == "none" else f", {sharding} sharded"
         pattern = rf"{mesh}{spread}, \d+ x 1 samples"
         told = [x["step_time_s"] for x in ranked if x["mesh"] == mesh and re.fullmatch(pattern, x["layout"])]

@@ -16,16 +16,15 @@ from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.cli.main import EXIT_USAGE
 from perfsuite.history import file as history_file
-from perfsuite.imports.formats import read_file
-from perfsuite.imports.row import ImportOptions
 from perfsuite.metrics import read_run
 from perfsuite.projection.calibration import read_calibration
 from perfsuite.record.codec import plain_json
 from perfsuite.record.journal import durations_s, read_journal
 from perfsuite.reports.notable import equal_work
-from test_correctness.helpers import hostile
+from test_correctness.helpers import hostile, import_samples
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.hostile import alike, lines_of, places, printed, put
+from test_correctness.helpers.import_samples import SAMPLES
 
 COMMANDS = (
     ["show"],
@@ -244,17 +243,13 @@ def test_a_changed_baseline_or_history_is_read_or_refused(samples, data):
     if not baseline.exists():
         make_file(folder, cases=1, runs=2)
         written(folder / "h.jsonl", session(0), session(1))
-    for path, read, error in (
-        (baseline, store.read, BaselineError),
-        (folder / "h.jsonl", history_file.read, BaselineError),
-    ):
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else None
-        whole = lines if lines is not None else [json.loads(path.read_text())]
+    for path, read in ((baseline, store.read), (folder / "h.jsonl", history_file.read)):
+        whole = lines_of(path) if path.suffix == ".jsonl" else [json.loads(path.read_text())]
         place = data.draw(st.sampled_from(list(places(whole[0]))))
         new = data.draw(st.text(max_size=5) if isinstance(place[-1], tuple) else ANYTHING)
         other = path.with_name(f"changed{path.suffix}")
         other.write_text(text_of([put(whole[0], place, new), *whole[1:]]))
-        assert "\n" not in refusal(lambda read=read, other=other: read(other), error)
+        assert "\n" not in refusal(lambda read=read, other=other: read(other), BaselineError)
 
 
 NASTY = (*ODD, None, True, "", "a" * 50, "1" * 50, [], [[]], {})
@@ -265,17 +260,13 @@ NASTY = (*ODD, None, True, "", "a" * 50, "1" * 50, [], [[]], {})
     "sample", ["pytest-benchmark/0003.json", "superbench/results-summary.jsonl", "nccl-tests/constructed-v3.json"]
 )
 def test_a_changed_file_of_another_tool_is_read_or_refused(tmp_path, sample):
-    from test_correctness.test_imports import SAMPLES
-
     lines = (SAMPLES / sample).read_text().splitlines()
     plain = [json.loads("\n".join(lines))] if sample.endswith(".json") else [json.loads(line) for line in lines]
     path = tmp_path / f"other{sample[-6:]}"
     for place in places(plain[0]):
-        for new in (
-            ("", "a") if isinstance(place[-1], tuple) else (*ODD, None, True, "", "a" * 50, "1" * 50, [], [[]], {})
-        ):
+        for new in ("", "a") if isinstance(place[-1], tuple) else NASTY:
             path.write_text(text_of([put(plain[0], place, new), *plain[1:]]))
-            assert "\n" not in refusal(lambda: read_file(path, ImportOptions())), (place, new)
+            assert "\n" not in refusal(lambda: import_samples.read(path)), (place, new)
 
 
 def test_what_nobody_expected_is_a_line_and_on_demand_a_traceback(tmp_path, monkeypatch, capsys):
@@ -285,9 +276,8 @@ def test_what_nobody_expected_is_a_line_and_on_demand_a_traceback(tmp_path, monk
     monkeypatch.setattr("perfsuite.cli.show.read_results", defect)
     assert cli.main(["show", "x"]) == EXIT_USAGE
     told = capsys.readouterr().err
-    assert told.startswith(
-        "perfsuite: error: AttributeError: 'list' object has no attribute 'items' (test_broken_files.py"
-    )
+    said = "AttributeError: 'list' object has no attribute 'items' (test_broken_files.py"
+    assert told.startswith(f"perfsuite: error: {said}")
     assert told.count("\n") == 1
     monkeypatch.setenv(cli.TRACEBACK, "1")
     with pytest.raises(AttributeError):

@@ -1,7 +1,6 @@
 """Calibration out of stored results: constants of a known device, what is missing, and what never mixes."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -11,9 +10,8 @@ from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.summarise import case_of
 from perfsuite.cli.calibrate import read_observations
-from perfsuite.cli.main import main
 from perfsuite.platforms import load_catalog
-from perfsuite.projection.calibration import Calibration, read_calibration, write_calibration
+from perfsuite.projection.calibration import Calibration, read_calibration
 from perfsuite.projection.calibration_of import OTHER_SOFTWARE, calibrate, command_for, require_kind, software_flag
 from perfsuite.projection.device_constants import collective_lines, constants_of, kernel_points
 from perfsuite.projection.observation import Observation
@@ -24,6 +22,7 @@ from perfsuite.runtime.values import describe, recorded
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import measurements
+from test_correctness.helpers.command_line import as_json, printed, refused
 from test_correctness.helpers.observations import (
     ALPHA_US,
     BUSBW,
@@ -211,19 +210,6 @@ def test_nothing_to_calibrate_from():
         calibrate([seen("Barrier", 1.0)], CATALOG)
 
 
-@pytest.mark.parametrize("damage", ["cut", "edited", "foreign", "newer"])
-def test_damaged_file_says_where_and_why(tmp_path, damage):
-    path = tmp_path / "c.json"
-    write_calibration(calibrated(kernels()).calibration, path)
-    text = path.read_text()
-    newer = text.replace('"schema": 1', '"schema": 99')
-    edited = text.replace('"device": "s4000"', '"device": "h100"')
-    path.write_text({"cut": text[:200], "edited": edited, "foreign": '{"a": 1}', "newer": newer}[damage])
-    said = {"cut": r":\d+: not JSON", "edited": "checksum", "foreign": "line 1", "newer": "schema 99"}[damage]
-    with pytest.raises(ConfigurationError, match=said):
-        read_calibration(path)
-
-
 def result_of(workload, time_s, *, ranks=1, simulated=False):
     return measurements.result_of(
         measurement(Job(workload=workload, world_size=ranks, budget=Budget()), (time_s,) * 3),
@@ -237,64 +223,56 @@ def result_of(workload, time_s, *, ranks=1, simulated=False):
     )
 
 
-def stored_journal(path, *results):
-    return str(written(path, *results))
+def multiplied(time_s=1.0, side=4096):
+    return result_of(Matmul(m=side, k=side, n=side, dtype="bf16"), time_s)
 
 
 def test_observation_of_a_result_says_what_it_trains():
     step = TrainStep(model="gpt2-tiny", overrides={"layers": 4})
     observation = Observation.of(result_of(step, 0.25))
-    assert ("TrainStep", 0.25, "torch 2.7.1", 1) == (
-        observation.kind,
-        observation.time_s,
-        observation.software,
-        observation.hosts,
-    )
+    assert ("TrainStep", 0.25) == (observation.kind, observation.time_s)
+    assert ("torch 2.7.1", 1) == (observation.software, observation.hosts)
     assert step.work(MeshShape.of()).training.overrides == observation.training.overrides
     assert Observation.of(dataclasses.replace(result_of(step, 0.25), outcome="smoke")) is None
 
 
 def test_command_writes_a_file_and_tells_what_is_missing(tmp_path, capsys):
-    products = [result_of(Matmul(m=side, k=side, n=side, dtype="bf16"), side**3 / 4e13) for side in (2048, 4096)]
-    journal, out = stored_journal(tmp_path / "j.jsonl", *products), str(tmp_path / "made.json")
-    assert main(["calibrate", journal, "-o", out, "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    made = read_calibration(tmp_path / "made.json")
+    products = [multiplied(side**3 / 4e13, side) for side in (2048, 4096)]
+    journal, out = written(tmp_path / "j.jsonl", *products), tmp_path / "made.json"
+    (told,) = as_json(capsys, "calibrate", journal, "-o", out)
+    made = read_calibration(out)
     assert to_json(made) == told["calibration"]
     assert pytest.approx(80) == made.constants["matmul_bf16_tflops"].value
-    assert main(["calibrate", journal, "-o", out]) == 0
-    printed = capsys.readouterr().out
-    assert "s4000 under torch 2.7.1: kernels only" in printed
-    assert "measure it: python -m pytest test_perf/test_memory_bandwidth.py" in printed
+    told = printed(capsys, "calibrate", journal, "-o", out)
+    assert "s4000 under torch 2.7.1: kernels only" in told
+    assert "measure it: python -m pytest test_perf/test_memory_bandwidth.py" in told
 
 
-def test_command_reads_a_baseline_too(tmp_path):
-    identity = case_of(result_of(Matmul(m=4096, k=4096, n=4096, dtype="bf16"), 1.0), backend="mccl")
+def test_command_reads_a_baseline_too(tmp_path, capsys):
+    identity = case_of(multiplied(), backend="mccl")
     hardware = dataclasses.replace(HARDWARE, platform="s4000")
     new = NewRuns(case=identity, runs=(run_of("s0", median_s=2 * 4096**3 / 8e13),), verdict="pass")
     path = store.update(tmp_path, hardware, [new], mode="append").path
     (observation,) = read_observations(path)
     assert ("Matmul", "s4000", 4096) == (observation.kind, observation.platform, observation.parameters["m"])
-    assert main(["calibrate", str(path), "-o", str(tmp_path / "made.json")]) == 0
+    printed(capsys, "calibrate", path, "-o", tmp_path / "made.json")
     rate = read_calibration(tmp_path / "made.json").constants["matmul_bf16_tflops"]
     assert pytest.approx(80, rel=1e-3) == rate.value
 
 
 def test_results_of_instrumented_ranks_calibrate_nothing(tmp_path, capsys):
-    product = result_of(Matmul(m=4096, k=4096, n=4096, dtype="bf16"), 1.0)
+    product = multiplied()
     (rank,) = product.measurement.ranks
     rank = dataclasses.replace(rank, instruments=("profiler of torch (end it before the iterations)",))
     slowed = dataclasses.replace(product, measurement=dataclasses.replace(product.measurement, ranks=(rank,)))
-    journal = stored_journal(tmp_path / "j.jsonl", product, dataclasses.replace(slowed, case="test_other[s4000]"))
-    assert main(["calibrate", journal, "-o", str(tmp_path / "made.json")]) == 4
-    said = capsys.readouterr().err
+    journal = written(tmp_path / "j.jsonl", product, dataclasses.replace(slowed, case="test_other[s4000]"))
+    said = refused(capsys, "calibrate", journal, "-o", tmp_path / "made.json")
     assert "j.jsonl: 1 of 2 cases ran under profiler of torch (end it before the iterations)" in said
     assert not (tmp_path / "made.json").exists()
 
 
 def test_command_holds_one_pair_in_a_file(tmp_path, capsys):
-    product = result_of(Matmul(m=4096, k=4096, n=4096, dtype="bf16"), 1.0)
+    product = multiplied()
     other = dataclasses.replace(product, case="test_other[s4000]", environment={"packages": {"torch": "2.5.0"}})
-    journal = stored_journal(tmp_path / "j.jsonl", product, other)
-    assert main(["calibrate", journal, "-o", str(tmp_path / "made.json")]) == 4
-    assert "2 pairs of device and software" in capsys.readouterr().err
+    journal = written(tmp_path / "j.jsonl", product, other)
+    assert "2 pairs of device and software" in refused(capsys, "calibrate", journal, "-o", tmp_path / "made.json")

@@ -1,6 +1,5 @@
 """``perfsuite env`` and ``perfsuite platforms``: text, JSON, errors and exit codes."""
 
-import json
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from perfsuite.cli import platforms
 from perfsuite.platforms import Host
 from perfsuite.platforms.host import ToolAnswer
 from test_correctness.helpers import machines
+from test_correctness.helpers.command_line import as_json, printed, refused, run
 
 ROOT = Path(__file__).parent.parent
 Use = Callable[[Host], None]
@@ -30,8 +30,7 @@ def test_env_of_eight_s4000_for_people(tmp_path, use, capsys):
     use(machines.s4000(tmp_path, environ={"MUSA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}))
     mine = tmp_path / "mine.toml"
     mine.write_text('[environment]\nmachine = "MCCX D800"\noptimisation = ["SDPA", "checkpointing"]\n')
-    assert 0 == cli.main(["env", "--platform-file", str(mine)])
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "env", "--platform-file", mine).splitlines()
     assert "platform     s4000 (8 x MTT S4000)" == lines[0]
     assert lines[1].startswith("fingerprint  s4000-8x-")
     for line in (
@@ -52,8 +51,7 @@ def test_env_of_eight_s4000_for_people(tmp_path, use, capsys):
 
 def test_env_as_json(tmp_path, use, capsys):
     use(machines.nvidia(tmp_path, ["NVIDIA H200"]))
-    assert 0 == cli.main(["env", "--json"])
-    plain = json.loads(capsys.readouterr().out)
+    plain = as_json(capsys, "env")
     assert "h200" == plain["platform"]
     assert plain["fingerprint"]["key"].startswith("h200-1x-")
     assert "1 x NVIDIA H200" == plain["fingerprint"]["parts"]["accelerators"]
@@ -63,19 +61,16 @@ def test_env_as_json(tmp_path, use, capsys):
 
 def test_env_takes_a_platform_by_name(tmp_path, use, capsys):
     use(machines.nvidia(tmp_path, ["NVIDIA H200"]))
-    assert 0 == cli.main(["env", "--platform", "cpu"])
-    assert "fingerprint  cpu-intel-xeon-gold-6330-112c-" in capsys.readouterr().out
+    assert "fingerprint  cpu-intel-xeon-gold-6330-112c-" in printed(capsys, "env", "--platform", "cpu")
 
 
 def test_platforms_lists_peaks_sources_and_presence(tmp_path, use, capsys):
     use(machines.s4000(tmp_path))
-    assert 0 == cli.main(["platforms"])
-    first, *others = capsys.readouterr().out.splitlines()
+    first, *others = printed(capsys, "platforms").splitlines()
     assert first.startswith("this machine: s4000 (8 x MTT S4000); architecture mp_22")
     assert "  h200              NVIDIA H200 SXM, bf16 989 TFLOPS, 141 GiB, 4800 GB/s" in others
     assert not any("not found" in line or line.startswith("  s4000 ") for line in others)
-    assert 0 == cli.main(["platforms", "s4000", "H200", "s80", "cpu", "mccx-d800"])
-    out = capsys.readouterr().out
+    out = printed(capsys, "platforms", "s4000", "H200", "s80", "cpu", "mccx-d800")
     assert "s4000 (musa): MTT S4000, on this machine\n" in out
     assert "h200 (cuda): NVIDIA H200 SXM\n  not on this machine: no /dev/nvidia* here; run inside" in out
     assert "  not on this machine: this machine has 8 x MTT S4000; run on one that has it" in out
@@ -87,8 +82,7 @@ def test_platforms_lists_peaks_sources_and_presence(tmp_path, use, capsys):
 
 def test_platforms_of_some_names_as_json(tmp_path, use, capsys):
     use(machines.host(machines.xeon(tmp_path), {}))
-    assert 0 == cli.main(["platforms", "--json", "s4000", "cpu"])
-    plain = json.loads(capsys.readouterr().out)
+    plain = as_json(capsys, "platforms", "s4000", "cpu")
     assert ("cpu", ["s4000", "cpu"]) == (plain["here"], [each["name"] for each in plain["platforms"]])
     assert "no /dev/mtgpu* here" in plain["platforms"][0]["absent"]
     assert 100.0 == plain["platforms"][0]["tflops"]["bf16"]["value"]
@@ -106,46 +100,37 @@ def test_platforms_of_some_names_as_json(tmp_path, use, capsys):
 )
 def test_an_error_is_one_line_and_exit_code_4(tmp_path, use, capsys, arguments, said):
     use(machines.host(machines.xeon(tmp_path), {}))
-    assert 4 == cli.main(arguments)
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"perfsuite: error: {said}")
-    assert (1, "") == (captured.err.count("\n"), captured.out)
+    assert refused(capsys, *arguments).startswith(f"perfsuite: error: {said}")
 
 
 def test_the_version_is_told(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["--version"])
-    assert (0, f"perfsuite {perfsuite.__version__}\n") == (end.value.code, capsys.readouterr().out)
+    assert f"perfsuite {perfsuite.__version__}\n" == printed(capsys, "--version")
 
 
-@pytest.mark.parametrize("arguments", [["--bogus"], ["bogus"], ["env", "--bogus"], ["env", "--platform"]])
-def test_wrong_usage_is_exit_code_4(capsys, arguments):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert 4 == caught.value.code
-    assert "error: " in capsys.readouterr().err
-
-
-def test_a_command_that_is_misspelt_names_the_nearest(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["shwo"])
-    assert "command 'shwo' is unknown; did you mean show?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--bogus"], "error: "),
+        (["shwo"], "command 'shwo' is unknown; did you mean show?"),
+        (["env", "--bogus"], "error: "),
+        (["env", "--platform"], "error: "),
+    ],
+)
+def test_wrong_usage_is_exit_code_4(capsys, arguments, said):
+    code, _, err = run(capsys, *arguments)
+    assert (4, True) == (code, said in err)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_without_a_command_all_are_printed_in_their_groups(capsys, arguments):
-    assert 0 == cli.main(arguments)
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, *arguments).splitlines()
     assert list(cli.COMMANDS) == [line.split()[0] for line in lines if re.match(r"  \w", line)]
     assert list(cli.GROUPS) == [line for line in lines if line in cli.GROUPS]
 
 
 @pytest.mark.parametrize("command", [*cli.COMMANDS, "baselines verify", "baselines merge"])
 def test_every_help_has_its_exit_codes(command, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main([*command.split(), "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert not end.value.code
+    said = " ".join(printed(capsys, *command.split(), "--help").split())
     assert 1 == said.count("exit codes: 0 done; ")
     assert "4 wrong usage" in said
     finds = command == "baselines verify" or (command in cli.COMMANDS and bool(cli.find_command(command).found))
@@ -155,8 +140,7 @@ def test_every_help_has_its_exit_codes(command, capsys):
 def test_a_driver_that_hangs_is_said_and_not_waited_for(tmp_path, use, capsys):
     machines.write(machines.xeon(tmp_path), {"dev/mtgpu.0": ""})
     use(machines.host(tmp_path, {"mthreads-gmi -q": ToolAnswer(problem="no answer in 10 s")}))
-    assert 0 == cli.main(["env"])
-    out = capsys.readouterr().out
+    out = printed(capsys, "env")
     assert "mthreads-gmi does not show which device this is (no answer in 10 s)" in out
     assert "driver  unknown" in out
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.cli import main as cli
 from perfsuite.cli import platforms
 from perfsuite.platforms import detect_machine, families, load_catalog, quirks, read_environment
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.plugin import launch
 from perfsuite.runtime.transports.local import LocalTransport
 from test_correctness.helpers import machines
+from test_correctness.helpers.command_line import printed
 from tools import derive_torch_musa_names
 from tools.derive_torch_musa_names import derive
 
@@ -69,8 +69,7 @@ def test_the_command_line_prints_them(tmp_path, installed, monkeypatch, capsys):
     installed("2.7.1")
     host = machines.s4000(tmp_path)
     monkeypatch.setattr(platforms, "Host", lambda: host)
-    assert 0 == cli.main(["env"])
-    out = capsys.readouterr().out
+    out = printed(capsys, "env")
     assert "fork-poisoned: importing torch counts the devices" in out
     assert "    torch-musa" in out  # among the packages
 
@@ -119,21 +118,20 @@ def test_tf32_is_set_whatever_its_default_and_whatever_came_before(monkeypatch, 
     assert [False, True, False, True, False, True, False] == seen
 
 
+DISABLE, LEVEL = "TORCH_MUSA_FSDP2_DISABLE_OVERLAP", "TORCH_MUSA_FSDP2_OVERLAP_LEVEL"
+
+
 @pytest.mark.parametrize(
     ("architecture", "environ", "overlap"),
     [
         ((2, 2), {}, "off by default"),
         ((3, 1), {}, "on by default"),
-        ((2, 2), {"TORCH_MUSA_FSDP2_DISABLE_OVERLAP": "0"}, "by TORCH_MUSA_FSDP2_DISABLE_OVERLAP=0, else off"),
-        (
-            (3, 1),
-            {"TORCH_MUSA_FSDP2_DISABLE_OVERLAP": "0", "TORCH_MUSA_FSDP2_OVERLAP_LEVEL": "2"},
-            "by TORCH_MUSA_FSDP2_OVERLAP_LEVEL=2, else on",
-        ),
+        ((2, 2), {DISABLE: "0"}, f"by {DISABLE}=0, else off"),
+        ((3, 1), {DISABLE: "0", LEVEL: "2"}, f"by {LEVEL}=2, else on"),
     ],
 )
 def test_a_rank_records_whether_fsdp2_overlaps(monkeypatch, architecture, environ, overlap):
-    for name in ("TORCH_MUSA_FSDP2_DISABLE_OVERLAP", "TORCH_MUSA_FSDP2_OVERLAP_LEVEL"):
+    for name in (DISABLE, LEVEL):
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -215,9 +213,8 @@ def test_names_are_derived_from_sources_without_running_them():
         "synchronize": "(device=)",
     } == found["names"]["torch.musa"]
     assert {"allow_tf32": "value", "version": "()", "M": "class"} == found["names"]["torch.backends.mudnn"]
-    assert {"__init__": "(enable_timing=)", "query": "method", "record": "(stream=)", "wait": "method"} == found[
-        "names"
-    ]["torch.musa.Event"]
+    event = {"__init__": "(enable_timing=)", "query": "method", "record": "(stream=)", "wait": "method"}
+    assert event == found["names"]["torch.musa.Event"]
     assert ["name", "total_memory"] == list(found["names"]["device properties"])
     assert {"torch.musa.reset": "warnings is not defined in torch_musa/core/memory.py"} == found["broken"]
     assert {

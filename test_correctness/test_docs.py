@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.base.git import GitFailed, git
 from perfsuite.cli.main import COMMANDS as COMMAND_LINE
-from perfsuite.cli.main import main
+from test_correctness.helpers.command_line import printed, refused, run
 from test_correctness.helpers.scripted_driver import ROOT
 from tools import docs_site
 
@@ -160,24 +160,21 @@ def test_pages_files_names_options_commands_and_tests_that_a_page_names_exist(pa
 
 
 def test_the_command_prints_every_page_and_lists_them(capsys):
-    assert main(["docs"]) == 0
-    listed = capsys.readouterr().out
+    # A log command of a CI is escaped on any screen.
+    listed = printed(capsys, "docs")
     for path in (ROOT / "docs").glob("*/*.md"):
         assert f"  {path.stem} " in listed
-        assert main(["docs", path.stem]) == 0
-        printed = capsys.readouterr().out.replace("\\x23", "#")  # a log command of a CI is escaped on any screen
-        assert printed == path.read_text(encoding="utf-8")
-    assert main(["docs", "gates"]) == 4
-    assert "page 'gates' is unknown; did you mean gate " in capsys.readouterr().err
+        shown = printed(capsys, "docs", path.stem)
+        assert shown.replace("\\x23", "#") == path.read_text(encoding="utf-8")
+    assert "page 'gates' is unknown; did you mean gate " in refused(capsys, "docs", "gates")
 
 
 def test_the_command_finds_a_word_in_the_pages(capsys):
-    assert main(["docs", "--find", "busbw"]) == 0
-    found = capsys.readouterr().out.splitlines()
+    found = printed(capsys, "docs", "--find", "busbw").splitlines()
     assert all("busbw" in line.lower() for line in found)
     assert {"metrics", "glossary"} <= {line.partition(":")[0] for line in found}
-    assert main(["docs", "kernels", "--find", "no such word"]) == 1
-    assert "no such word" in capsys.readouterr().err
+    code, _, err = run(capsys, "docs", "kernels", "--find", "no such word")
+    assert (1, True) == (code, "no such word" in err)
 
 
 class Page:

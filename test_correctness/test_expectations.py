@@ -170,22 +170,25 @@ def test_a_result_on_several_nodes_matches_only_under_a_declared_network():
 # -- verdicts ----------------------------------------------------------------------------------------------------
 
 
+MEASURED = ROW.replace("441.8", "100").replace("466.3", "110")
+OWN = ROW.replace('"measured"', '"own"').replace("441.8", "100").replace("466.3", "100") + "spread = 0.01\n"
+
+
 @pytest.mark.parametrize(
-    ("value", "verdict"),
-    [(95.0, "pass"), (94.9, "look"), (80.0, "look"), (79.9, "below"), (121.0, "pass"), (121.1, "look"), (0.0, "below")],
+    ("text", "verdicts"),
+    [
+        (MEASURED, {95: "pass", 94.9: "look", 80: "look", 79.9: "below", 121: "pass", 121.1: "look", 0: "below"}),
+        (MEASURED.replace("busbw_gb_per_s", "latency_us"), {105: "pass", 126: "look", 140: "below", 90: "look"}),
+        (OWN, {94.3: "pass", 94.0: "below"}),
+        (OWN.replace("0.01", "0.001"), {97.2: "pass", 97.0: "below"}),  # three per cent
+        (OWN.replace("0.01", "0.05"), {80: "pass"}),
+    ],
+    ids=["measured", "of a time more is worse", "own", "own of a small spread", "own of a large spread"],
 )
-def test_limits_of_a_measured_row(tmp_path, value, verdict):
-    rows = read(tmp_path, ROW.replace("441.8", "100").replace("466.3", "110"))
-    (entry,) = judge_one(valued(value), rows)
-    assert verdict == entry.verdict
-
-
-@pytest.mark.parametrize(("value", "verdict"), [(105.0, "pass"), (126.0, "look"), (140.0, "below"), (90.0, "look")])
-def test_of_a_time_more_is_worse(tmp_path, value, verdict):
-    text = ROW.replace("busbw_gb_per_s", "latency_us").replace("GB/s", "us")
-    rows = read(tmp_path, text.replace("441.8", "100").replace("466.3", "110"))
-    (entry,) = judge_one(valued(value, "latency_us"), rows)
-    assert verdict == entry.verdict
+def test_limits_of_a_row(tmp_path, text, verdicts):
+    metric, unit = ("latency_us", "us") if "latency_us" in text else ("busbw_gb_per_s", "GB/s")
+    rows = read(tmp_path, text.replace('"GB/s"', f'"{unit}"'))
+    assert verdicts == {value: judge_one(valued(value, metric), rows)[0].verdict for value in verdicts}
 
 
 def test_a_floor_only_fails(tmp_path):
@@ -195,19 +198,6 @@ def test_a_floor_only_fails(tmp_path):
     assert ("not judged", "below") == (above.verdict, below.verdict)
     assert "does not show that the device is healthy" in above.reason
     assert "FAIL: no result was judged by an expectation" == verdict_of([above])
-
-
-OWN = ROW.replace('"measured"', '"own"').replace("441.8", "100").replace("466.3", "100") + "spread = 0.01\n"
-
-
-@pytest.mark.parametrize(
-    ("value", "spread", "verdict"),
-    [(94.3, 0.01, "pass"), (94.0, 0.01, "below"), (97.2, 0.001, "pass"), (97.0, 0.001, "below"), (80, 0.05, "pass")],
-)
-def test_an_own_row_is_judged_by_its_spread_and_by_three_per_cent(tmp_path, value, spread, verdict):
-    rows = read(tmp_path, OWN.replace("0.01", str(spread)))
-    (entry,) = judge_one(valued(value), rows)
-    assert verdict == entry.verdict
 
 
 def test_an_own_row_of_other_software_asks_at_most_for_a_look(tmp_path):

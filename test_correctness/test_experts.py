@@ -98,14 +98,6 @@ def test_operations_are_counted_by_the_parameters_that_a_token_meets():
 # -- one process -------------------------------------------------------------------------------------------------
 
 
-def layer_of(config, seed=0):
-    torch.manual_seed(seed)
-    layer = MoeMlp(config.width, config.hidden, config.routing)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return layer
-
-
 def plain(layer, x):
     """Token by token in the order in which experts fill up; nothing of the layer but its parameters."""
     routing, experts, rows = layer.routing, layer.experts, []
@@ -138,7 +130,7 @@ def test_a_layer_is_a_loop_over_its_experts(monkeypatch, grouped, capacity_facto
     config = dataclasses.replace(
         SMALL, top_k=top_k, capacity_factor=capacity_factor, group_tokens=group_tokens, balance_weight=0.0
     )
-    layer, inputs, upstream = layer_of(config), torch.randn(2, 16, 16), torch.randn(2, 16, 16)
+    layer, inputs, upstream = moe_ranks.layer_of(config), torch.randn(2, 16, 16), torch.randn(2, 16, 16)
     outcomes = []
     for compute in (layer, lambda x: plain(layer, x)):
         layer.zero_grad()
@@ -167,7 +159,7 @@ def test_experts_without_rows_have_no_gradient_but_zero(counts):
 
 def test_the_balance_loss_is_its_formula_and_its_gradient_is_weighed():
     config = dataclasses.replace(SMALL, balance_weight=0.5)
-    layer, x = layer_of(config), torch.randn(3, 16, 16)
+    layer, x = moe_ranks.layer_of(config), torch.randn(3, 16, 16)
     set_loss_factor(layer, 4.0)
     layer(x).mul(0.0).sum().backward()
     found, got = float(router_figures(layer)["balance_loss"]), layer.router.weight.grad
@@ -313,10 +305,7 @@ def test_configurations_that_cannot_be(fields, said):
         ({"model": "llama2-tiny", "mesh": "ep2"}, "mesh ep2 has ep=2, but model llama2-tiny has no experts"),
         ({"compiled": True}, "compiled blocks are not supported for model moe-tiny: .* leave compiled out"),
         ({"mesh": "ep3"}, "ep=3 does not divide experts=8 of model moe-tiny; choose 1, 2, 4 or 8"),
-        (
-            {"mesh": "tp2", "options": {"sequence_parallel": False}},
-            "tp=2 without sequence parallelism .* set sequence_parallel=True",
-        ),
+        ({"mesh": "tp2", "options": {"sequence_parallel": False}}, "tp=2 without .* set sequence_parallel=True"),
         (
             {"mesh": "cp2-tp2", "overrides": {"capacity_factor": 1.0}},
             "group_tokens=64 .* gives a rank 16 neighbouring tokens; choose group_tokens=1, 2, 4, 8 or 16",

@@ -1,20 +1,13 @@
 """The search for set-ups that give a printed memory, as a user calls it."""
 
-import json
-
 import pytest
 
-from perfsuite.cli.main import main
-
-
-def explained(capsys, *arguments):
-    assert main(["explain", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+from test_correctness.helpers.command_line import as_json, printed, refused
 
 
 def test_the_rows_of_report_000_come_out_of_the_recipe_s_set_up_alone(capsys):
     """Printed 21.889, 17.598, 15.445 and 14.395 GiB; the next set-up is far away on some row."""
-    first, second, *_ = explained(capsys, "000/memory")
+    first, second, *_ = as_json(capsys, "explain", "000/memory")
     assert first["settings"] == {
         "strategy": "zero1 or zero2",
         "dtype": "bf16",
@@ -31,7 +24,7 @@ def test_the_rows_of_report_000_come_out_of_the_recipe_s_set_up_alone(capsys):
 
 def test_report_001_s_memory_is_that_of_wide_weights_with_an_encoder_and_an_ema(capsys):
     """Latte's public train.py, and not the sentence on fp16; the search leaves out what the rows state."""
-    setups = explained(capsys, "001/latte-l")
+    setups = as_json(capsys, "explain", "001/latte-l")
     assert {setup["settings"]["strategy"] for setup in setups} == {"ddp"}
     assert {name: setups[0]["settings"][name] for name in ("dtype", "encoders", "ema", "checkpointing")} == {
         "dtype": "fp32", "encoders": "sdvae", "ema": "fp32", "checkpointing": "none",
@@ -39,8 +32,7 @@ def test_report_001_s_memory_is_that_of_wide_weights_with_an_encoder_and_an_ema(
 
 
 def test_what_is_printed_says_what_is_left_and_marks_the_recipe(capsys):
-    assert main(["explain", "000", "--limit", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "explain", "000", "--limit", "2").splitlines()
     assert lines[1] == "printed: line 34: 21.89, line 35: 17.6, line 36: 15.45, line 37: 14.39"
     assert lines[2].endswith("21.67 (+0.22), 17.42 (+0.17), 15.3 (+0.14), 14.24 (+0.15)  <- the recipe")
     assert len(lines) == 5
@@ -56,7 +48,4 @@ def test_what_is_printed_says_what_is_left_and_marks_the_recipe(capsys):
     ],
 )
 def test_what_cannot_be_explained_is_one_line(capsys, arguments, said):
-    assert main(["explain", *arguments]) == 4
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    assert said in refused(capsys, "explain", *arguments)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.cli import main as cli
 from perfsuite.published.lookup import shipped
 from perfsuite.published.recipes import find
 from perfsuite.record.result import Metric
 from perfsuite.record.run import NOT_QUIET, Projected, Revision, RunEnd
 from perfsuite.reports.fill import filled
+from test_correctness.helpers.command_line import printed, refused
 from test_correctness.helpers.report_runs import MEMORY, run, trained
 from test_correctness.test_tables_command import journal as written
 
@@ -25,7 +25,7 @@ LLAMA, LATTE = "002-llama2_7b-fp16-1x8", "001-latte-l-b2-w16-2x8"
 LOSS = (("final_loss", 3.5), ("whole_device_bytes", 40 * GIB))
 
 
-def printed(name, *, without=(), outer=True):
+def table_of(name, *, without=(), outer=True):
     """A published table as Markdown; cells of the columns ``without`` are empty."""
     table = TABLES[name]
     rows = [[column.title for column in table.printed_columns], ["---"] * len(table.printed_columns)]
@@ -71,7 +71,7 @@ def fill(text, *results, **meaning):
 
 
 def test_empty_cells_get_values_and_a_footnote_and_nothing_else_changes():
-    before = f"# Our report\n\n{printed('002/performance')}\ntext below"
+    before = f"# Our report\n\n{table_of('002/performance')}\ntext below"
     result = ran(LLAMA)
     told = fill(before, result)
     assert (2, {}, ("002/performance",)) == (told.cells, told.left, told.tables)
@@ -93,7 +93,7 @@ def test_empty_cells_get_values_and_a_footnote_and_nothing_else_changes():
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", ["", "below", "\n"])
 def test_line_ends_pipes_and_marks_stay(outer, end, last):
-    text = f"\ufeff{printed('003/results', without=('latency', 'memory'), outer=outer)}{last}".replace("\n", end)
+    text = f"\ufeff{table_of('003/results', without=('latency', 'memory'), outer=outer)}{last}".replace("\n", end)
     told = fill(text, ran("003-2D_2x4x1_16_1536x16", 0.5, "v100"))
     assert told.cells == 2
     assert cells(told.text, "2D_2x4x1")[2:4] == ["500 (ms) [^perfsuite-1]", "40960 (MiB) [^perfsuite-1]"]
@@ -104,7 +104,7 @@ def test_line_ends_pipes_and_marks_stay(outer, end, last):
 @pytest.mark.extended
 @given(st.lists(st.integers(0, 30), min_size=6, max_size=6))
 def test_room_in_cells_is_kept_or_grows_by_the_text_alone(room):
-    head, rule, row = printed("002/performance").splitlines()
+    head, rule, row = table_of("002/performance").splitlines()
     wide = "|".join(cell + " " * more for cell, more in zip(row.strip("|").split("|"), room, strict=True))
     text = f"{head}\n{rule}\n|{wide}|\n"
     line = fill(text, ran(LLAMA)).text.splitlines()[2]
@@ -115,9 +115,9 @@ def test_room_in_cells_is_kept_or_grows_by_the_text_alone(room):
 
 def test_a_column_gets_what_its_title_says():
     """In report 002 memory and loss stand in each other's column, in 000 an aggregate per card."""
-    told = fill(printed("002/performance", without=("loss", "mem")), ran(LLAMA))
+    told = fill(table_of("002/performance", without=("loss", "mem")), ran(LLAMA))
     assert cells(told.text, "1x8")[3:5] == ["3.5 [^perfsuite-1]", "40 GiB [^perfsuite-1]"]
-    told = fill(printed("000/overview", without=("images_per_s",)), ran("000-opensora-1x8", 2.0))
+    told = fill(table_of("000/overview", without=("images_per_s",)), ran("000-opensora-1x8", 2.0))
     assert cells(told.text, "8卡")[2] == "0.5 images/s/GPU [^perfsuite-1]"
 
 
@@ -129,12 +129,12 @@ def test_a_column_gets_what_its_title_says():
     ],
 )
 def test_memory_names_its_unit_and_a_row_is_found_by_its_settings(name, platform, row):
-    filled = fill(printed("001/latte-l"), ran(name, platform=platform))
+    filled = fill(table_of("001/latte-l"), ran(name, platform=platform))
     assert cells(filled.text, "14.5")[:4] == row
 
 
 def test_a_speed_up_is_filled_over_the_ranks_of_the_report_alone():
-    text = printed("001/latte-l", without=("speedup",))
+    text = table_of("001/latte-l", without=("speedup",))
     one, eight = (ran(f"001-latte-l-b1-w16-1x{ranks}", 0.5, "rtx4090") for ranks in (1, 8))
     sixteen = ran("001-latte-l-b1-w16-2x8", 0.5, "rtx4090")
     assert cells(fill(text, one, eight).text, "1 x 8 4090")[7] == "8 [^perfsuite-2]"
@@ -164,16 +164,16 @@ def projection(name=LLAMA, platform="s4000"):
 
 def test_what_is_projected_or_simulated_says_so():
     one = projection()
-    told = fill(printed("002/performance"), platform="s4000", projections={one.case: one})
+    told = fill(table_of("002/performance"), platform="s4000", projections={one.case: one})
     assert cells(told.text, "1x8")[2] == "900 [^perfsuite-1]"
     assert "[^perfsuite-1]: perfsuite, projected; step 1.5 s to 2.5 s in the 80 % band: journal" in told.text
     assert told.left == {"mfu: not projected": 1}
-    told = fill(printed("002/performance"), dataclasses.replace(ran(LLAMA), simulated=True))
+    told = fill(table_of("002/performance"), dataclasses.replace(ran(LLAMA), simulated=True))
     assert "[^perfsuite-1]: perfsuite, simulated, not measured on a device: journal" in told.text
 
 
 def test_what_was_measured_goes_before_what_is_projected_and_the_last_file_before_others():
-    one, text = projection(), printed("002/performance")
+    one, text = projection(), table_of("002/performance")
     projected = run(platform="s4000", projections={one.case: one}, name="projected.jsonl")
     files = [run(ran(LLAMA, 1.0), name="a.jsonl"), run(ran(LLAMA, 4.0), name="b.jsonl"), projected]
     told = filled(text, "report.md", files)
@@ -182,48 +182,48 @@ def test_what_was_measured_goes_before_what_is_projected_and_the_last_file_befor
 
 
 def test_another_platform_fills_nothing_and_another_setting_is_told():
-    told = fill(printed("002/performance"), ran(LLAMA, platform="h200"))
-    assert (0, printed("002/performance")) == (told.cells, told.text)
+    told = fill(table_of("002/performance"), ran(LLAMA, platform="h200"))
+    assert (0, table_of("002/performance")) == (told.cells, told.text)
     assert told.left == {f"{name}: of h200 alone, and the row is of s4000": 1 for name in ("tokens per s", "mfu")}
-    told = fill(printed("002/performance"), ran(LLAMA, micro_batch_size=1))
+    told = fill(table_of("002/performance"), ran(LLAMA, micro_batch_size=1))
     assert "differs from the row: " in told.text
     assert "micro_batch_size 3, not 1" in told.text
 
 
 def test_a_run_that_is_little_to_trust_says_so_in_the_footnote():
     end = RunEnd(at="", took_s=1.0, exit_status=0, warnings=(f"{NOT_QUIET}others took 57 %", "another warning"))
-    told = fill(printed("002/performance"), ran(LLAMA), end=end).text
+    told = fill(table_of("002/performance"), ran(LLAMA), end=end).text
     assert told.endswith("as far as is stated; the machine is not quiet: others took 57 %\n")
 
 
 def test_what_ran_out_of_memory_is_not_filled_from_a_projection():
     one, oom = projection(), ran(LLAMA, oom="OOM at 47.9 GiB of 48 GiB")
     files = [run(oom), run(platform="s4000", projections={one.case: one}, name="projected.jsonl")]
-    assert filled(printed("002/performance"), "r.md", files).left["mfu: OOM at 47.9 GiB of 48 GiB"] == 1
+    assert filled(table_of("002/performance"), "r.md", files).left["mfu: OOM at 47.9 GiB of 48 GiB"] == 1
 
 
 def test_text_of_others_stays_in_its_footnote():
     result = ran(LLAMA, case="a\n| b/" + find(LLAMA).case("s4000").partition("/")[2])
     result = dataclasses.replace(result, parameters={**result.parameters, "data": "x](y)\n\n# z"})
     recording = run(result, name="j\n`k", revision=Revision(commit="0\n# 1"))
-    told = filled(printed("002/performance"), "report.md", [recording]).text
-    assert told.count("\n") == printed("002/performance").count("\n") + 2
+    told = filled(table_of("002/performance"), "report.md", [recording]).text
+    assert told.count("\n") == table_of("002/performance").count("\n") + 2
     assert "x]\\(y)" in told
     assert "\n#" not in told
 
 
 def test_why_a_cell_stays_empty_is_told():
     case = find(LLAMA).case("s4000")
-    told = fill(printed("002/performance"), ran("000-opensora-1x1"), missing={case: "skipped: 4 devices"})
+    told = fill(table_of("002/performance"), ran("000-opensora-1x1"), missing={case: "skipped: 4 devices"})
     assert told.left == {"tokens per s: not measured": 1, "mfu: not measured": 1}
-    oom = fill(printed("002/performance"), ran(LLAMA, oom="OOM at 47.9 GiB of 48 GiB"))
+    oom = fill(table_of("002/performance"), ran(LLAMA, oom="OOM at 47.9 GiB of 48 GiB"))
     assert oom.left == {"tokens per s: OOM at 47.9 GiB of 48 GiB": 1, "mfu: OOM at 47.9 GiB of 48 GiB": 1}
 
 
 @pytest.mark.parametrize("odd", [" " * 200_000, "-" * 200_000, "| " * 50_000, "[^perfsuite-" + "9" * 5_000 + "]"])
 def test_odd_lines_take_no_time_and_stay(odd):
     """No pattern goes over a line more than a few times: with quadratic ones this would take hours."""
-    text = printed("002/performance")
+    text = table_of("002/performance")
     head = text.partition("\n")[0]
     for odd_text in (f"a | b\n{odd}\n{text}", f"{head}\n{odd}|-\n\n{text}", f"{text}{odd}|{odd}\n"):
         told = fill(odd_text, ran(LLAMA))
@@ -239,31 +239,24 @@ def journal(tmp_path):
     return written(tmp_path / "j.jsonl", ran(LLAMA))
 
 
-def told(capsys, *arguments, code=0):
-    assert cli.main(["report", *map(str, arguments)]) == code
-    captured = capsys.readouterr()
-    said = captured.err if code else captured.out
-    assert said.count("\n") == 1
-    return said
-
-
 def test_in_place_or_elsewhere_and_a_second_time_nothing(tmp_path, journal, capsys):
     file, other = tmp_path / "r.md", tmp_path / "o.md"
-    file.write_text(printed("002/performance"))
-    said = told(capsys, journal, "--fill", file, "--output", other)
+    file.write_text(table_of("002/performance"))
+    said = printed(capsys, "report", journal, "--fill", file, "--output", other)
     assert said == f"{other}: 2 cells of 002/performance filled\n"
-    assert file.read_text() == printed("002/performance")
-    told(capsys, journal, "--fill", file)
+    assert file.read_text() == table_of("002/performance")
+    printed(capsys, "report", journal, "--fill", file)
     assert file.read_bytes() == other.read_bytes()
     stamp = file.stat().st_mtime_ns, file.stat().st_ino
-    assert told(capsys, journal, "--fill", file) == f"{file}: 002/performance: no cell is empty, nothing was written\n"
+    said = printed(capsys, "report", journal, "--fill", file)
+    assert said == f"{file}: 002/performance: no cell is empty, nothing was written\n"
     assert stamp == (file.stat().st_mtime_ns, file.stat().st_ino)
 
 
 def test_footnotes_go_on_from_those_that_are_there(tmp_path, journal, capsys):
     file = tmp_path / "r.md"
-    file.write_text(printed("002/performance") + "\n[^perfsuite-3]: of an earlier fill\n")
-    told(capsys, journal, "--fill", file)
+    file.write_text(table_of("002/performance") + "\n[^perfsuite-3]: of an earlier fill\n")
+    printed(capsys, "report", journal, "--fill", file)
     assert re.findall(r"\[\^perfsuite-(\d+)\]:", file.read_text()) == ["3", "4"]
 
 
@@ -274,22 +267,20 @@ A800 = """\
 | A800单机8卡（1x8）  |  MPE=2048 LBS=3  |  |  |  |  |
 """
 """As other vendors' pages in FlagPerf have the table of report 002."""
+NO_TABLE = "has no Markdown table of a published report; titles and settings must be as printed"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (A800, "has no Markdown table of a published report; the table of line 1 has the columns of 002/performance"),
+        (A800.replace("| mem ", "| acc | mem "), NO_TABLE),
+        (f"```\n{table_of('002/performance')}```\n", NO_TABLE),
+        ("no table at all\n", NO_TABLE),
+        ("", NO_TABLE),
         (
-            A800.replace("| mem ", "| acc | mem "),
-            "has no Markdown table of a published report; titles and settings must",
-        ),
-        (f"```\n{printed('002/performance')}```\n", "has no Markdown table of a published report; titles and settings"),
-        ("no table at all\n", "has no Markdown table of a published report; titles and settings must be as printed"),
-        ("", "has no Markdown table of a published report; titles and settings must be as printed"),
-        (
-            printed("003/results", without=("latency",)),
-            "no cell of 003/results was filled, nothing was written: latency: not",
+            table_of("003/results", without=("latency",)),
+            "no cell of 003/results was filled, nothing was written: ",
         ),
     ],
 )
@@ -298,21 +289,20 @@ def test_a_file_that_is_not_the_reports_is_one_line_and_stays(text, message, tmp
     file.write_text(text)
     stamp = file.stat().st_mtime_ns, file.stat().st_ino
     for more in ([], ["--output", tmp_path / "o.md"]):
-        said = told(capsys, journal, "--fill", file, *more, code=4)
+        said = refused(capsys, "report", journal, "--fill", file, *more)
         assert f"perfsuite: error: {file}: {message}" in said or f"perfsuite: error: {file} {message}" in said
     assert (text, stamp) == (file.read_text(), (file.stat().st_mtime_ns, file.stat().st_ino))
     assert not (tmp_path / "o.md").exists()
 
 
 def test_a_file_that_cannot_be_read_or_written_is_one_line(tmp_path, journal, capsys):
-    assert "cannot be read: No such file" in told(capsys, journal, "--fill", tmp_path / "none.md", code=4)
-    (tmp_path / "r.md").write_bytes(printed("002/performance").encode("utf-16"))
-    assert "r.md: byte 0 is not UTF-8; save it as UTF-8" in told(capsys, journal, "--fill", tmp_path / "r.md", code=4)
-    (tmp_path / "r.md").write_text(printed("002/performance"))
-    said = told(capsys, journal, "--fill", tmp_path / "r.md", "--output", tmp_path / "no" / "o.md", code=4)
-    assert "--output: " in said
-    said = told(capsys, journal, "--fill", tmp_path / "r.md", "--style", "flagperf", code=4)
-    assert "--style has no effect with --fill; leave it out" in said
+    file, fill = tmp_path / "r.md", ("report", journal, "--fill")
+    assert "cannot be read: No such file" in refused(capsys, *fill, file)
+    file.write_bytes(table_of("002/performance").encode("utf-16"))
+    assert "r.md: byte 0 is not UTF-8; save it as UTF-8" in refused(capsys, *fill, file)
+    file.write_text(table_of("002/performance"))
+    assert "--output: " in refused(capsys, *fill, file, "--output", tmp_path / "no" / "o.md")
+    assert "--style has no effect with --fill; leave it out" in refused(capsys, *fill, file, "--style", "flagperf")
 
 
 @pytest.mark.skipif("PERFSUITE_SEEDS" not in os.environ, reason="PERFSUITE_SEEDS does not name the five reports")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
 
 from perfsuite.cli import main as cli
 from perfsuite.plugin import declarations
+from perfsuite.reports.layout import lay_out
 from test_correctness.helpers import histories
+from test_correctness.helpers.command_line import printed
+from test_correctness.helpers.reference_pages import Declared
+from test_correctness.test_golden import FOLDER, JOURNALS
 
 VERBS = """
 accept add allow answer change check compare confirm double drop estimate exit expect
@@ -48,27 +54,13 @@ def command_arguments():
                     yield f"{path} {label}", str(action.help or ""), is_optional
 
 
-class _Recorder:
-    """Takes the declarations of the plugin in place of pytest's parser."""
-
-    def __init__(self):
-        self.found: list[tuple[str, str, bool]] = []
-
-    def getgroup(self, *_):
-        return self
-
-    def addoption(self, name, **settings):
-        self.found.append((name, str(settings.get("help", "")), "action" not in settings))
-
-    def addini(self, name, text, **_):
-        self.found.append((f"ini {name}", text, True))
-
-
 def plugin_options():
-    """Return name, help and whether the help must give a default, of each option and ini key of the plugin."""
-    recorder = _Recorder()
-    declarations.declare(recorder)  # type: ignore[arg-type] # it has the methods that are used
-    return recorder.found
+    """Yield name, help and whether the help must give a default, of each option and ini key of the plugin."""
+    declared = Declared()
+    declarations.declare(declared)  # type: ignore[arg-type] # it has the methods that are used
+    for found in declared.groups.values():
+        yield from ((name, settings.get("help", ""), "action" not in settings) for name, settings in found)
+    yield from ((f"ini {name}", text, True) for name, (text, _) in declared.inis.items())
 
 
 def test_every_help_begins_with_a_verb_and_gives_the_default():
@@ -108,7 +100,7 @@ def places(tmp_path):
     root = Path(__file__).parent
     sessions = [histories.session(number, level=lambda _, number=number: 0.2 * (number > 8)) for number in range(18)]
     return {
-        "JOURNAL": str(root / "golden" / "kernels.jsonl"),
+        "JOURNAL": str(FOLDER / "kernels.jsonl"),
         "BASELINE": str(root.parent / "baselines" / "examples" / "cpu-example.json"),
         "HISTORY": str(histories.written(tmp_path / "history.jsonl", *sessions)),
         "--out=OUT": f"--out={tmp_path / 'out.json'}",
@@ -151,5 +143,35 @@ def test_output_fits_80_columns(command, monkeypatch, capsys, places):
 
 def test_a_file_gets_lines_of_any_length(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert cli.main(["platforms", "s4000"]) == cli.EXIT_OK
-    assert max(map(len, capsys.readouterr().out.splitlines())) > 200
+    assert max(map(len, printed(capsys, "platforms", "s4000").splitlines())) > 200
+
+
+SHOWS = (("show",), ("show", "--show=tables"), ("show", "--show=cases"), ("report",), ("report", "--style=all"))
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("command", SHOWS, ids="-".join)
+@pytest.mark.parametrize("journal", JOURNALS)
+def test_no_line_of_a_run_is_wider_than_the_terminal(journal, command, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    if cli.main([command[0], str(FOLDER / f"{journal}.jsonl"), *command[1:]]):
+        assert "no report has a table for these results" in capsys.readouterr().err
+        return
+    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
+    assert [] == [line for line in lines if len(line) > columns and len(line.split()) > 1]
+    assert lines
+
+
+def width_of(text):
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def test_chinese_names_take_two_columns_per_letter(tmp_path, monkeypatch, capsys):
+    journal = tmp_path / "j.jsonl"
+    text = (FOLDER / "kernels.jsonl").read_text(encoding="utf-8")
+    journal.write_text(text.replace("test_matmul", "test_矩阵乘法性能测试"), encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = printed(capsys, "show", journal, "--show=tables").splitlines()
+    assert [] == [line for line in lines if width_of(line) > 60 and len(line.split()) > 1]
+    assert lay_out(("case", "us"), [("带宽", "1"), ("copy", "12")]) == ["case  us", "带宽   1", "copy  12"]

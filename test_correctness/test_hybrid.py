@@ -36,10 +36,7 @@ FAST = {
     "tp2 full checkpointing in bf16": ("tp2", {"checkpointing": "full", "dtype": "bf16"}),
     "dp2 replicated": ("dp2", {"options": {"data": "replicate"}, "model": "gpt2"}),
     "dp2-tp2 replicated": ("dp2-tp2", {"options": {"data": "replicate"}, "model": "gpt2"}),
-    "pp2-tp2 tied and split backwards": (
-        "pp2-tp2",
-        {"options": {"schedule": "zbv"}, "model": "gpt2", "accumulation": 4},
-    ),
+    "pp2-tp2 tied and zbv": ("pp2-tp2", {"options": {"schedule": "zbv"}, "model": "gpt2", "accumulation": 4}),
     "pp2 in fp16": ("pp2", {"dtype": "fp16", "accumulation": 2}),
 }
 
@@ -154,70 +151,36 @@ def test_many_meshes_are_the_same_training(driver, case):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (
-            {"mesh": "tp5", "model": "llama2-7b"},
-            "tp5 does not divide heads=32 of model llama2-7b; choose tp from 4, 2, 8, 1",
-        ),
-        (
-            {"mesh": "tp16", "model": "llama2-70b"},
-            "tp16 does not divide key heads=8 of model llama2-70b; choose tp from 8, 4, 2, 1",
-        ),
-        (
-            {"mesh": "tp2", "model": "gpt2"},
-            "tp2 does not divide the 50257 rows of the vocabulary of model gpt2; pad it to 50432 with overrides: "
-            "words_multiple=128",
-        ),
-        (
-            {"mesh": "tp4", "model": "llama2-7b", "overrides": {"sequence_length": 4098}},
-            "sequence_length=4098 of model llama2-7b is not a multiple of cp x tp = 4",
-        ),
+        ({"mesh": "tp5"}, "tp5 does not divide heads=32 of model llama2-7b; choose tp from 4, 2, 8, 1"),
+        ({"mesh": "tp16", "model": "llama2-70b"}, "tp16 does not divide key heads=8 ... choose tp from 8, 4, 2, 1"),
+        ({"model": "gpt2"}, "tp2 does not divide the 50257 rows ... pad it to 50432 ... words_multiple=128"),
+        ({"overrides": {"sequence_length": 4097}}, "sequence_length=4097 ... is not a multiple of cp x tp = 2"),
         (
             {"mesh": "cp16-tp2", "model": "llama2-70b", "options": {"context": "ulysses"}},
             "cp=16 does not divide the 4 key heads of a tp rank (8 over tp=2), which context='ulysses' spreads",
         ),
-        (
-            {"mesh": "dp2", "model": "llama2-7b", "options": {"context": "ring"}},
-            "option context='ring' of strategy hybrid applies to cp, which mesh dp2 lacks; leave it out",
-        ),
-        (
-            {"mesh": "tp2", "model": "llama2-7b", "options": {"async_tensor": True}},
-            "async_tensor without compiled=True has no effect: the compiler overlaps messages; set compiled=True",
-        ),
+        ({"options": {"context": "ring"}}, "context='ring' ... applies to cp, which mesh tp2 lacks; leave it out"),
+        ({"options": {"async_tensor": True}}, "async_tensor without compiled=True has no effect... set compiled=True"),
         (
             {"mesh": "dp2-ep2", "model": "moe-tiny", "global_batch_size": 6},
             "global_batch_size=6 does not divide by accumulation 1 x 4 replicas (dp 2 x ep 2) = 4; choose 4 or 8",
         ),
         (
-            {"mesh": "tp2", "model": "llama2-tiny", "overrides": {"hidden": 345}},
-            "tp2 does not divide hidden=345 of model llama2-tiny; choose tp from 1, which divide heads=4, key heads=2 "
-            "too",
+            {"model": "llama2-tiny", "overrides": {"hidden": 345}},
+            "tp2 does not divide hidden=345 of model llama2-tiny; choose tp from 1, ... heads=4, key heads=2 too",
         ),
         (
-            {
-                "mesh": "cp2-tp2",
-                "model": "llama2-7b",
-                "overrides": {"sequence_length": 62},
-                "options": {"context": "ring"},
-            },
+            {"mesh": "cp2-tp2", "overrides": {"sequence_length": 62}, "options": {"context": "ring"}},
             "choose 60 or 64, or set sequence_parallel to False",
         ),
-        (
-            {"mesh": "tp2", "model": "llama2-7b", "options": {"sequence_parallel": "no"}},
-            "sequence_parallel='no' of strategy hybrid has a wrong type; choose True or False",
-        ),
-        (
-            {"mesh": "pp2", "model": "llama2-7b", "options": {"stages_per_rank": "2"}},
-            "stages_per_rank='2' of strategy hybrid has a wrong type; choose a whole number",
-        ),
-        (
-            {"mesh": "tp2", "model": "llama2-7b", "attention": "fast"},
-            "attention='fast' is unknown; choose from auto, math, flash",
-        ),
+        ({"options": {"sequence_parallel": "no"}}, "sequence_parallel='no' ... has a wrong type; choose True or False"),
+        ({"mesh": "pp2", "options": {"stages_per_rank": "2"}}, "stages_per_rank='2' ... choose a whole number"),
+        ({"attention": "fast"}, "attention='fast' is unknown; choose from auto, math, flash"),
     ],
 )
 def test_what_cannot_be_is_named_with_the_legal_choices(case, message):
-    with pytest.raises(InvalidParameter, match=re.escape(message)):
-        TrainStep(strategy="hybrid", **case)
+    with pytest.raises(InvalidParameter, match=re.escape(message).replace(r"\.\.\.", ".*")):
+        TrainStep(**{"strategy": "hybrid", "model": "llama2-7b", "mesh": "tp2", **case})
 
 
 def test_experts_train_alike_where_torch_cannot_leave_parameters_out(driver):
@@ -271,10 +234,8 @@ def test_a_rank_lost_among_experts_is_named_and_the_next_case_runs(driver, fault
         run_faulty(driver, "ep2", fault, timeout_s=limit_s, model="moe-tiny", part="mlp.experts", culprit=1)
     report = str(failed.value)
     assert re.match(r"rank 1 \(ep 1\) on \S+ (died: exit code 7|hung at \S+ in wrong)", report)
-    if fault == "hang":
-        assert re.search(
-            r"rank 0 \(ep 0\) on \S+ was waiting for the other ranks in \w+, called at \S+expert_dispatch", report
-        )
+    waiting = r"rank 0 \(ep 0\) on \S+ was waiting for the other ranks in \w+, called at \S+expert_dispatch"
+    assert fault != "hang" or re.search(waiting, report)
     assert parity(driver, "ep2", model="moe-tiny") <= 1e-5
 
 

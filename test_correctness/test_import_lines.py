@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from pathlib import Path
 
 import pytest
 
 from perfsuite.base.errors import ImportFailed
-from perfsuite.imports.formats import read_file
 from perfsuite.imports.lines import labelled_lines, plain_lines
-from perfsuite.imports.row import ImportOptions
+from test_correctness.helpers.import_samples import SAMPLES, read
 
-SAMPLES = Path(__file__).parent / "samples"
 ROW = "     8192          2048     float     sum      -1    35.15    0.23    0.23       0"
 
 
@@ -54,11 +51,8 @@ ROW = "     8192          2048     float     sum      -1    35.15    0.23    0.2
 def test_prefixes_are_removed_and_name_their_rank(prefix, label):
     lines = labelled_lines([f"{prefix}{ROW}", f"{prefix}# Rank", f"{prefix}# x", f"{prefix}"])
     assert [label] * 3 == [line.label for line in lines[:3]]
-    assert (ROW.split(), "# Rank", [1, 2, 3, 4]) == (
-        lines[0].text.split(),
-        lines[1].text,
-        [line.number for line in lines],
-    )
+    assert (ROW.split(), "# Rank") == (lines[0].text.split(), lines[1].text)
+    assert [1, 2, 3, 4] == [line.number for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -85,4 +79,4 @@ def test_a_number_of_thousands_of_digits_costs_its_line(tmp_path, sample):
     for number in numbers[:: max(1, len(numbers) // 12)]:
         path.write_text(f"{text[: number.start()]}{'9' * 5000}{text[number.end() :]}")
         with contextlib.suppress(ImportFailed):
-            read_file(path, ImportOptions())
+            read(path)

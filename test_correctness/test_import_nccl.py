@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from perfsuite.base.errors import ImportFailed
-from perfsuite.cli import main as cli
-from perfsuite.imports.formats import find_format, read_file, read_imported
-from perfsuite.imports.row import ImportOptions
+from perfsuite.imports.formats import read_imported
+from test_correctness.helpers import import_samples
+from test_correctness.helpers.command_line import printed, run
+from test_correctness.helpers.import_samples import NOISE, written
 
 BEGIN = "# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20 validation: 1"
 END = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.0", "#"]
-FORMAT = find_format("nccl-tests")
-INFO = "node-a:11:22 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
+INFO = NOISE[0]
 
 
 def header(names, wrong="#wrong"):
@@ -27,6 +23,10 @@ def header(names, wrong="#wrong"):
 
 BOTH = header("redop    root")
 OLD = header("redop", "error")
+
+
+def lines_of(text):
+    return text.strip("\n").split("\n")
 
 
 def ranks(count, group=lambda rank: 0):
@@ -41,7 +41,7 @@ def ranks(count, group=lambda rank: 0):
 
 
 def log(count, rows, columns=BOTH, before=(), end=END):
-    return [*before, BEGIN, "#", *ranks(count), *columns, *rows.strip("\n").split("\n"), *end]
+    return [*before, BEGIN, "#", *ranks(count), *columns, *lines_of(rows), *end]
 
 
 SENDRECV = """
@@ -63,6 +63,8 @@ A100 = """
   1073741824     268435456     float     sum      -1    20079   53.48   93.58      0    19265   55.74   97.54      0
 """
 """Only the table: an issue of nccl-tests."""
+OF_16 = A100.replace("93.46", "100.14").replace("97.09", "104.02").replace("93.58", "100.27").replace("97.54", "104.50")
+"""The same of 16 ranks."""
 T4 = """
    104857600      26214400     float     sum   202872    0.52    0.69    N/A   224616    0.47    0.62    N/A
    105906176      26476544     float     sum   249852    0.42    0.57    N/A   261420    0.41    0.54    N/A
@@ -75,14 +77,8 @@ ALL = """
 """32 ranks: an issue of rccl."""
 
 
-def write(tmp_path, lines, name="nccl.log"):
-    path = tmp_path / name
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def read(tmp_path, lines, **told):
-    return read_file(write(tmp_path, lines), ImportOptions(**told))
+    return import_samples.read(written(tmp_path, *lines, name="nccl.log"), **told)
 
 
 def kinds(imported):
@@ -118,9 +114,8 @@ def test_commands_that_do_not_decide(tmp_path):
     assert "line 1 runs reduce, whose rows have another operation" in refusal(tmp_path, log(2, TWO, before=cut))
     other = ["$ ./build/reduce_scatter_perf -b 8"]
     assert "line 1 runs reduce_scatter, but busbw / algbw is 1.750" in refusal(tmp_path, log(8, A100, before=other))
-    assert "runs reduce_scatter, --collective says all_reduce" in refusal(
-        tmp_path, log(8, A100, before=other), collective="all_reduce"
-    )
+    said = refusal(tmp_path, log(8, A100, before=other), collective="all_reduce")
+    assert "runs reduce_scatter, --collective says all_reduce" in said
     hypercube = ["# Collective test starting: hypercube_perf"]
     assert "the log is of hypercube, which is none of all_reduce" in refusal(tmp_path, log(2, TWO, before=hypercube))
 
@@ -129,11 +124,9 @@ def test_deviations_of_old_versions_are_judged_by_their_limits_or_the_last_lines
     imported = read(tmp_path, log(4, K80, OLD))
     assert (12, ()) == (len(imported.rows), imported.refused)
     assert [2.53, 2.53] == [round(row.value, 2) for row in imported.rows if row.metric == "busbw_gb_per_s"][:2]
-    for dtype, within, above in (("float", "9e-06", "2e-05"), ("half", "9e-03", "2e-02"), ("double", "9e-13", "2e-12")):
-        rows = K80.replace("float", dtype).replace(
-            "8388608 ", f"{33554432 // {'float': 4, 'half': 2, 'double': 8}[dtype]} "
-        )
-        rows = rows.strip("\n").split("\n")[0]
+    limits = (("float", 8388608, "9e-06", "2e-05"), ("half", 16777216, "9e-03", "2e-02"))
+    for dtype, count, within, above in (*limits, ("double", 4194304, "9e-13", "2e-12")):
+        rows = lines_of(K80)[0].replace("float", dtype).replace("8388608 ", f"{count} ")
         fine = read(tmp_path, log(4, rows.replace("2e-07", within), OLD, end=[]))
         assert (6, ()) == (len(fine.rows), fine.refused), dtype
         wrong = read(tmp_path, log(4, rows.replace("2e-07", above), OLD, end=[]))
@@ -149,7 +142,7 @@ def test_deviations_of_old_versions_are_judged_by_their_limits_or_the_last_lines
 
 
 def test_rows_of_several_operations_roots_and_cycles_have_names_of_their_own(tmp_path):
-    row = A100.strip("\n").split("\n")[0]
+    row = lines_of(A100)[0]
     again = row.replace("10052   53.41   93.46", "10053   53.40   93.46")
     rows = [row, row.replace("sum", "max"), row.replace("sum", "min"), again]
     imported = read(tmp_path, log(8, "\n".join(rows)))
@@ -167,16 +160,16 @@ def test_rows_of_several_operations_roots_and_cycles_have_names_of_their_own(tmp
 
 
 def test_a_row_that_is_printed_twice_word_by_word_counts_once(tmp_path):
-    imported = read(tmp_path, log(8, A100 + A100.strip("\n").split("\n")[1]))
+    imported = read(tmp_path, log(8, A100 + lines_of(A100)[1]))
     assert (12, "line 17 repeats line 16 word by word: left out") == (len(imported.rows), imported.notes[1])
 
 
 def test_groups_of_split_communicators_are_not_one_world(tmp_path):
-    lines = [BEGIN, "#", *ranks(8, lambda rank: rank // 2), *BOTH, *TWO.strip("\n").split("\n"), *END]
+    lines = [BEGIN, "#", *ranks(8, lambda rank: rank // 2), *BOTH, *lines_of(TWO), *END]
     imported = read(tmp_path, lines, collective="sendrecv")
     assert {("sendrecv", 2)} == kinds(imported)
     assert all("in each of 4 groups" in row.name and "in each of 4 groups" in row.convention for row in imported.rows)
-    unequal = [BEGIN, "#", *ranks(8, lambda rank: rank // 3), *BOTH, *TWO.strip("\n").split("\n"), *END]
+    unequal = [BEGIN, "#", *ranks(8, lambda rank: rank // 3), *BOTH, *lines_of(TWO), *END]
     assert "3 groups of NCCL_TESTS_SPLIT whose ranks cannot be counted" in refusal(tmp_path, unequal)
 
 
@@ -184,23 +177,16 @@ def test_printed_digits_are_intervals(tmp_path):
     imported = read(tmp_path, log(3, T4, OLD))
     assert ({("all_reduce", 3)}, 12, ()) == (kinds(imported), len(imported.rows), imported.refused)
     assert "values were not checked" in imported.notes
-    alone = (
-        "        2048           512     float     sum     4.85    0.42    0.00  0e+00     0.57    3.57    0.00  0e+00"
-    )
+    alone = "    2048   512     float     sum     4.85    0.42    0.00  0e+00     0.57    3.57    0.00  0e+00"
     imported = read(tmp_path, log(1, alone, OLD))
     assert ["latency_us", "algbw_gb_per_s"] * 2 == [row.metric for row in imported.rows]
-    assert (
-        3.57 == imported.rows[3].value
-    )  # 2048 B over 0.57 us is 3.56 to 3.63 GB/s: the printed figure has more digits
+    # 2048 B over 0.57 us is 3.56 to 3.63 GB/s: the printed figure has more digits.
+    assert 3.57 == imported.rows[3].value
     assert "one rank: nothing is sent, so busbw is left out" in imported.notes
     assert imported.rows[3].convention.endswith("as printed; one rank sends nothing")
-    assert {"all_reduce or reduce_scatter 2048 B fp32 1 rank"} == {
-        row.name.rpartition(" rank ")[0] + " rank" for row in imported.rows
-    }
-    wrong = read(tmp_path, log(3, T4.replace("0.57", "0.59"), OLD))
-    assert ["busbw 0.59 differs from size over time, 0.5652 GB/s: the row is not consistent"] == [
-        one.why for one in wrong.refused
-    ]
+    assert all(row.name.startswith("all_reduce or reduce_scatter 2048 B fp32 1 rank ") for row in imported.rows)
+    (wrong,) = read(tmp_path, log(3, T4.replace("0.57", "0.59"), OLD)).refused
+    assert "busbw 0.59 differs from size over time, 0.5652 GB/s: the row is not consistent" == wrong.why
 
 
 PREFIXES = [
@@ -237,7 +223,7 @@ def test_processes_that_each_ran_alone_are_not_one_table(tmp_path):
 
 
 def test_one_bad_line_costs_that_line(tmp_path):
-    first, second = A100.strip("\n").split("\n")
+    first, second = lines_of(A100)
     half = first.index("10052")
     cases = {
         "cut": [first[:70], second],
@@ -261,7 +247,7 @@ def test_one_bad_line_costs_that_line(tmp_path):
 
 @pytest.mark.parametrize("gap", [" ", ""])
 def test_the_halves_of_a_broken_row_are_joined(tmp_path, gap):
-    first, second = A100.strip("\n").split("\n")
+    first, second = lines_of(A100)
     half = first.index("10052")
     imported = read(tmp_path, log(8, "\n".join([first[:half].rstrip() + gap + INFO, INFO, first[half:], second])))
     assert (12, ()) == (len(imported.rows), imported.refused)
@@ -290,7 +276,7 @@ nThread 1 nGpus 4 minBytes 10000000 maxBytes 10000000 step: 2(factor) warmup ite
 
 
 def test_times_of_2017_are_in_ms(tmp_path):
-    alone = OLDEST.strip("\n").split("\n")
+    alone = lines_of(OLDEST)
     for lines in (alone, alone[8:]):
         imported = read(tmp_path, lines)
         assert {("all_reduce", 4)} == kinds(imported)
@@ -312,7 +298,7 @@ def test_times_of_2017_are_in_ms(tmp_path):
 def test_an_option_that_a_format_does_not_take_is_refused(tmp_path, told, takers):
     line = "step: 14  loss:  3.24405  memory:  9.46GiB(64.99%)  tps: 7,282  mfu: 0.17%"
     with pytest.raises(ImportFailed, match=takers):
-        read_file(write(tmp_path, [line, line.replace("14", "15")]), ImportOptions(**told))
+        read(tmp_path, [line, line.replace("14", "15")], **told)
 
 
 def test_several_runs_are_told_apart(tmp_path, capsys):
@@ -333,26 +319,25 @@ def test_several_runs_are_told_apart(tmp_path, capsys):
 
 
 def test_a_table_alone_is_read_with_ranks_given_or_deduced(tmp_path):
-    table = [*BOTH, *A100.strip("\n").split("\n"), *END]
+    table = [*BOTH, *lines_of(A100), *END]
     deduced = read(tmp_path, table)
     assert ({("all_reduce", 8)}, True) == (kinds(deduced), "ranks deduced from busbw / algbw: 8" in deduced.notes)
     stated = read(tmp_path, table, ranks=8)
     assert deduced.rows == stated.rows
     assert "busbw / algbw is 1.750, that of all_reduce 1.500" in refusal(tmp_path, table, ranks=4)
-    rows_only = read(tmp_path, A100.strip("\n").split("\n"))
+    rows_only = read(tmp_path, lines_of(A100))
     assert ("nccl-tests", 12) == (rows_only.tool, len(rows_only.rows))
     unknown = [*BOTH, *A100.replace("93.46", "53.41").replace("97.09", "55.48").split("\n")[:2]]
     assert "--collective NAME --ranks N" in refusal(tmp_path, unknown)
     assert "fits 1 ranks and more; say it: --ranks N" in refusal(tmp_path, unknown, collective="sendrecv")
-    gathered = [*BOTH, *ALL.strip("\n").split("\n"), *END]  # size over count and type is the number of ranks
+    gathered = [*BOTH, *lines_of(ALL), *END]  # size over count and type is the number of ranks
     assert {("all_gather", 32)} == kinds(read(tmp_path, gathered, collective="all_gather"))
 
 
 def test_ranks_below_the_end_of_a_table_are_of_the_next_table(tmp_path):
     """The README of a cloud provider shows the last rank above each table."""
-    rows = A100.strip("\n").split("\n")
-    wider = A100.replace("93.46", "100.14").replace("97.09", "104.02").replace("93.58", "100.27")
-    second = [*ranks(16)[16:17], "#", *BOTH, *wider.replace("97.54", "104.50").strip("\n").split("\n"), *END]
+    rows = lines_of(A100)
+    second = [*ranks(16)[16:17], "#", *BOTH, *lines_of(OF_16), *END]
     for first in ([BEGIN, "#", "..."], ranks(8)[8:9]):
         imported = read(tmp_path, [*first, *BOTH, *rows, *END, "", "2 nodes", *second])
         assert ({("all_reduce", 8), ("all_reduce", 16)}, ()) == (kinds(imported), imported.refused)
@@ -371,12 +356,7 @@ def test_a_table_of_one_side_is_read(tmp_path):
 def test_lines_between_the_ranks_and_the_table_are_no_ranks(tmp_path):
     """rccl-tests prints versions below the list; a row that sends to itself does not say how many there are."""
     lines = log(2, SENDRECV)
-    below = [
-        "Rank 0 of 2 on node-a starts",
-        "RCCL version : 2.27.7-HEAD:0d2c4fd",
-        "HIP version  : 7.2.26015",
-        "Hostname     : node-a",
-    ]
+    below = ["Rank 0 of 2 on node-a starts", "RCCL version : 2.27.7-HEAD:0d2c4fd", "Hostname     : node-a"]
     at = next(index for index, line in enumerate(lines) if "Rank  1" in line) + 1
     ended = [*lines[:at], *below, *lines[at:], "# Collective test concluded: sendrecv_perf", "#"]
     imported = read(tmp_path, ended)
@@ -384,13 +364,7 @@ def test_lines_between_the_ranks_and_the_table_are_no_ranks(tmp_path):
 
 
 def test_elided_ranks_and_contradictions(tmp_path):
-    lines = log(
-        16,
-        A100.replace("93.46", "100.14")
-        .replace("97.09", "104.02")
-        .replace("93.58", "100.27")
-        .replace("97.54", "104.50"),
-    )
+    lines = log(16, OF_16)
     elided = [line for line in lines if not any(f"Rank {rank:2} " in line for rank in range(2, 15))]
     imported = read(tmp_path, elided)
     assert ({("all_reduce", 16)}, True) == (kinds(imported), "the list of ranks has 3 of 16" in imported.notes)
@@ -404,9 +378,8 @@ def test_elided_ranks_and_contradictions(tmp_path):
 def test_a_failed_run_says_how(tmp_path):
     failure = ["node-a: Test NCCL failure all_reduce.cu:44 'unhandled cuda error (run with NCCL_DEBUG=INFO)'"]
     empty = [line for line in log(2, TWO, end=failure) if not line.startswith("  ")]
-    assert "9: the run failed (line 9: Test NCCL failure all_reduce.cu:44 'unhandled cuda error" in refusal(
-        tmp_path, empty
-    )
+    said = "9: the run failed (line 9: Test NCCL failure all_reduce.cu:44 'unhandled cuda error"
+    assert said in refusal(tmp_path, empty)
     later = read(tmp_path, log(8, A100, end=failure))
     assert 12 == len(later.rows)
     assert (17, True) == (later.refused[0].line, "rows after line 16 are missing" in later.refused[0].why)
@@ -420,9 +393,7 @@ def test_units_are_stated_or_proven(tmp_path):
     imported = read(tmp_path, without)
     assert 12 == len(imported.rows)
     assert any("us and GB/s, because size over time gives algbw" in note for note in imported.notes)
-    tiny = (
-        "           8             2     float     sum      -1    12.90    0.00    0.00      0    12.87  0.00  0.00  0"
-    )
+    tiny = "           8          2     float     sum      -1    12.90    0.00    0.00      0    12.87  0.00  0.00  0"
     bare = [line for line in log(8, tiny) if "(us)" not in line]
     assert "the units are missing, and no row has an algbw of 0.1" in refusal(tmp_path, bare, collective="all_reduce")
     others = [line.replace("(us)", "(ms)") for line in lines]
@@ -436,46 +407,36 @@ def test_cpu_time_is_not_the_latency(tmp_path):
     assert [12.05, 53.41, 93.46] == [row.value for row in imported.rows[:3]]
 
 
-def run(capsys, *arguments):
-    code = cli.main(["import", *map(str, arguments)])
-    return code, capsys.readouterr()
-
-
 def test_options_stand_anywhere_and_files_do_not_cost_each_other(tmp_path, capsys, monkeypatch):
-    gathered = write(tmp_path, log(32, ALL), "a.log")
-    reduced = write(tmp_path, log(8, A100), "b.log")
-    broken = write(tmp_path, ["nothing"], "c.log")
+    gathered = written(tmp_path, *log(32, ALL), name="a.log")
+    reduced = written(tmp_path, *log(8, A100), name="b.log")
+    broken = written(tmp_path, "nothing", name="c.log")
     for order in (
         ("nccl-tests", "--collective", "all_gather", gathered),
         ("--collective=all_gather", "nccl-tests", gathered),
         (gathered, "--collective", "all_gather"),
     ):
-        code, shown = run(capsys, *order)
-        assert (0, True) == (code, "12 figures; all_gather on 32 ranks" in shown.out)
+        assert "12 figures; all_gather on 32 ranks" in printed(capsys, "import", *order)
     out = tmp_path / "out.json"
-    code, shown = run(capsys, "nccl-tests", reduced, "--out", out, broken, gathered)
+    code, _, err = run(capsys, "import", "nccl-tests", reduced, "--out", out, broken, gathered)
     assert (1, 12) == (code, sum(len(one.rows) for one in read_imported(out)))
-    assert "not imported" in shown.err
-    assert "c.log:1: no line '# nThread" in shown.err
-    assert "a.log:40: the log does not name its collective" in shown.err
-    code, shown = run(capsys, broken, gathered)
-    assert (4, True) == (code, "none of 2 files" in shown.err)
+    for said in ("not imported", "c.log:1: no line '# nThread", "a.log:40: the log does not name its collective"):
+        assert said in err
+    code, _, err = run(capsys, "import", broken, gathered)
+    assert (4, True) == (code, "none of 2 files" in err)
     with open(reduced, "rb") as file:
         monkeypatch.setattr("sys.stdin", type("Input", (), {"buffer": file}))
-        code, shown = run(capsys, "-", "--ranks=8")
-    assert (0, True) == (code, "standard input: nccl-tests, 12 figures" in shown.out)
-    code, shown = run(capsys, reduced, "--dtype", "bf16")
-    assert (4, True) == (code, "the figure is of fp32, --dtype says bf16" in shown.err)
+        assert "standard input: nccl-tests, 12 figures" in printed(capsys, "import", "-", "--ranks=8")
+    assert "the figure is of fp32, --dtype says bf16" in run(capsys, "import", reduced, "--dtype", "bf16")[2]
     for wrong in (("--dtype", "float"), ("--ranks", "0"), ("--run", "x")):
-        with pytest.raises(SystemExit):
-            cli.main(["import", str(reduced), *wrong])
-    assert "'x' is not a valid count" in capsys.readouterr().err
+        assert 4 == run(capsys, "import", reduced, *wrong)[0]
+    assert "'x' is not a valid count" in run(capsys, "import", reduced, "--run", "x")[2]
 
 
 WHOLE = {
     "all_reduce": (log(8, A100, before=["# Collective test starting: all_reduce_perf"]), {}),
     "deduced": (log(8, A100), {}),
-    "table": ([*BOTH, *A100.strip("\n").split("\n"), *END], {}),
+    "table": ([*BOTH, *lines_of(A100), *END], {}),
     "old": (log(4, K80, OLD), {}),
     "three": (log(3, T4, OLD), {}),
     "sendrecv": (log(2, SENDRECV), {}),
@@ -484,58 +445,4 @@ WHOLE = {
     "command": (log(2, TWO, before=["$ mpirun ./build/sendrecv_perf -b 8K -e 64K"]), {}),
     "runs": ([*log(8, A100), *log(4, K80, OLD)], {}),
 }
-
-
-def known(imported):
-    """Name without the mark of a repeated row, metric and value of every figure."""
-    return {
-        (row.name.partition(", repeat")[0].partition(", run")[0], row.metric, row.value, row.unit)
-        for row in imported.rows
-    }
-
-
-def damaged(data, lines, prefixes):
-    """How a line was damaged, and the text: it is cut, doubled, prefixed, or a message is printed before or into it."""
-    index = data.draw(st.integers(0, len(lines) - 1))
-    line = lines[index]
-    at = data.draw(st.integers(1, max(1, len(line))))
-    ways = {
-        "right": [line[:at]],
-        "left": [line[at - 1 :]],
-        "doubled": [line, line],
-        "prefixed": [data.draw(st.sampled_from(prefixes)) + line],
-        "inside": [line[:at] + INFO + line[at:]],
-        "before": [INFO + line],
-        "split": [line[:at] + INFO, line[at:]],
-    }
-    way = data.draw(st.sampled_from(list(ways)))
-    return way, "\n".join([*lines[:index], *ways[way], *lines[index + 1 :]])
-
-
-@functools.cache
-def figures_of_whole(name, path):
-    lines, told = WHOLE[name]
-    path.write_text("\n".join(lines))
-    return known(read_file(path, ImportOptions(**told), FORMAT))
-
-
-@pytest.mark.extended
-@settings(max_examples=500)
-@given(data=st.data())
-def test_a_damaged_line_never_gives_a_figure_that_the_whole_log_does_not_have(tmp_path_factory, data):
-    name = data.draw(st.sampled_from(sorted(WHOLE)))
-    (lines, told), path = WHOLE[name], tmp_path_factory.getbasetemp() / "property.log"
-    whole = figures_of_whole(name, path)
-    way, text = damaged(data, lines, PREFIXES)
-    path.write_text(text)
-    try:
-        imported = read_file(path, ImportOptions(**told), FORMAT)
-    except ImportFailed:
-        return
-    assert known(imported) <= whole, text
-    assert len(imported.rows) == len({(each.name, each.metric) for each in imported.rows})
-    for row in imported.rows:
-        assert row.unit
-        assert row.convention.startswith("nccl-tests")
-    if way in ("doubled", "prefixed"):
-        assert known(imported) == whole
+"""Whole logs and the options that they need."""

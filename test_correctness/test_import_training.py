@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
 from perfsuite.cli.exchange import doubts
-from perfsuite.imports.formats import find_format, read_file
-from perfsuite.imports.row import ImportOptions
+from test_correctness.helpers.import_samples import SAMPLES, damaged, read, written
 
-SAMPLES = Path(__file__).parent / "samples"
 TRAINING = (
     *("torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed"),
     *("nanotron", "maxtext", "nanogpt", "nanochat", "internevo", "composer", "transformers"),
 )
 
 
-def read(name):
-    return read_file(SAMPLES / name, ImportOptions())
-
-
 def values(imported, metric):
     return [row.value for row in imported.rows if row.metric == metric]
-
-
-def written(tmp_path, *lines):
-    path = tmp_path / "log.txt"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
 
 
 def lines_of(name):
@@ -48,10 +37,10 @@ def test_a_run_that_began_again_keeps_its_figures_and_names_the_line():
     assert "line 5: step 71 follows step 72: run 2 begins" in resumed.notes
     assert ["step 71 run 1", "step 71 run 2"] == [row.name for row in resumed.rows if row.settings["step"] == "71"][::3]
     assert {"2"} == {row.settings["run"] for row in resumed.rows if row.line > 4}
-    second = read_file(SAMPLES / "megatron/resume.log", ImportOptions(run=2))
+    second = read("megatron/resume.log", run=2)
     assert [9361.6, 9470.7, 9411.0] == values(second, "step_time_ms")
     with pytest.raises(ImportFailed, match="the log has no run 3"):
-        read_file(SAMPLES / "megatron/resume.log", ImportOptions(run=3))
+        read("megatron/resume.log", run=3)
     assert () == doubts(resumed)  # losses of the second run repeat those of the first
 
 
@@ -75,7 +64,7 @@ def titan(step, *, rank="", time="10:00:00,000", tps="7,034"):
     ],
 )
 def test_ranks_and_runs_are_told_apart_by_step_time_and_rank(tmp_path, lines, runs):
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    imported = read(written(tmp_path, *lines))
     assert runs == len({row.settings.get("run", "1") for row in imported.rows})
     assert runs - 1 == sum("begins" in note for note in imported.notes)
 
@@ -93,7 +82,7 @@ def test_nanogpts_evaluation_costs_nothing(tmp_path):
         "step 250: train loss 1.5440, val loss 1.7220",
         "saving checkpoint to out",
     ]
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    imported = read(written(tmp_path, *lines))
     assert ((), values(read("nanogpt/iterations.log"), "loss")) == (imported.refused, values(imported, "loss"))
 
 
@@ -102,13 +91,11 @@ def test_a_rank_without_the_last_stage_has_no_loss_and_zeros_are_not_computed():
     assert [(11.731, 4)] == [(row.value, row.line) for row in imported.rows if row.metric == "loss"]
     assert [0.9, 1.81] == values(imported, "tflops_per_device")
     notes = "; ".join(imported.notes)
-    assert (
-        "loss -1.0000: a rank without the last pipeline stage prints no loss; left out 3 times, first in line 1"
-        in notes
-    )
-    assert (
-        "tflops_per_device 0.00: not computed, or less than the digits show; left out 1 time, first in line 5" in notes
-    )
+    for said in (
+        "loss -1.0000: a rank without the last pipeline stage prints no loss; left out 3 times, first in line 1",
+        "tflops_per_device 0.00: not computed, or less than the digits show; left out 1 time, first in line 5",
+    ):
+        assert said in notes
 
 
 def test_nan_costs_its_figure(capsys):
@@ -167,23 +154,21 @@ def test_every_figure_has_the_convention_of_its_program(name, metric, value, con
 
 def test_seconds_and_the_factor_of_a_formula_are_read(tmp_path):
     line = lines_of("megatron/megatron-deepspeed.log")[0].replace("(ms): 76015.3", "(s): 76.02")
-    assert [76020.0] == values(read_file(written(tmp_path, line), ImportOptions()), "step_time_ms")
+    assert [76020.0] == values(read(written(tmp_path, line)), "step_time_ms")
     lines = [line.replace("= 2 *", "= 3 *").replace("= 3 * fwd flops per GPU / (fwd", "= 4 * fwd flops per GPU / (fwd")
              for line in lines_of("deepspeed/flops-profiler.txt")]  # fmt: skip
     lines = [line.replace("per GPU", "per device").replace("TFLOPS", "TFLOPs") for line in lines]
-    found = {row.metric: row.convention for row in read_file(written(tmp_path, *lines), ImportOptions()).rows}
+    found = {row.metric: row.convention for row in read(written(tmp_path, *lines)).rows}
     assert "3 x forward" in found["backward_tflops_per_device"]
     assert "4 x forward" in found["tflops_per_device"]
 
 
 def test_nemos_iterations_and_megatrons_own_timers(tmp_path):
     nemo = "Training epoch 0, iteration 120/149 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 |"
-    imported = read_file(written(tmp_path, nemo), ImportOptions())
-    assert [(1.233, "loss"), (pytest.approx(31.46), "step_time_ms")] == [
-        (row.value, row.metric) for row in imported.rows
-    ]
+    imported = read(written(tmp_path, nemo))
+    assert ([1.233], [pytest.approx(31.46)]) == (values(imported, "loss"), values(imported, "step_time_ms"))
     timers = "time (ms) | forward: 2181.55 | backward: 4000.10 | backward-clip-grad: 3.20 | optimizer: 12.30"
-    imported = read_file(written(tmp_path, *lines_of("gpt-neox/rank0.log"), timers), ImportOptions())
+    imported = read(written(tmp_path, *lines_of("gpt-neox/rank0.log"), timers))
     assert 13 == len(imported.rows)
     assert "not imported: timer forward, timer backward, timer backward-clip-grad, timer optimizer" in imported.notes
 
@@ -193,7 +178,7 @@ def test_nemos_progress_bar(tmp_path):
     bar = "Epoch 0: :   3%|X  | {0}/301500 [1:42:42<55:37:46, v_num=0-56, reduced_train_loss={1}, global_step=9e+3, "
     bar += "consumed_samples=6.3e+5, train_step_timing in s={2}, val_loss=7.040]"
     lines = bar.format(9000, "nan.0", 0.615) + "\r" + bar.format(9001, "3.090", 0.625)
-    imported = read_file(written(tmp_path, lines), ImportOptions())
+    imported = read(written(tmp_path, lines))
     assert "megatron" == imported.tool
     found = [(row.name, row.metric, row.value) for row in imported.rows]
     assert [("step 9000", "step_time_ms", 615.0), ("step 9001", "loss", 3.09)] == found[:2]
@@ -201,44 +186,28 @@ def test_nemos_progress_bar(tmp_path):
     assert ["loss is nan, no finite number"] == [one.why for one in imported.refused]
     assert "not imported: consumed_samples, val_loss" in imported.notes
     old = "Epoch 0:   1%|  | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090]"
-    assert [(3.09, "loss")] == [
-        (row.value, row.metric) for row in read_file(written(tmp_path, old), ImportOptions()).rows
-    ]
+    assert [(3.09, "loss")] == [(row.value, row.metric) for row in read(written(tmp_path, old)).rows]
 
 
 def test_times_of_skipped_iterations_are_said(tmp_path):
-    line = (
-        " iteration {0}/ 100 | elapsed time per iteration (ms): 7{0}.0 | lm loss: 7.0E+00 "
-        "| number of skipped iterations: {1} | number of nan iterations: 0 |"
-    )
-    path = tmp_path / "log"
-    path.write_text("\n".join([line.format(10, " 10"), line.format(20, "  0"), line.format(30, "  2")]))
-    assert (
-        "2 lines with skipped iterations, whose times have no optimizer: the first at iteration 10"
-        in read_file(path, ImportOptions()).notes
-    )
+    line = " iteration {0}/ 9 | elapsed time per iteration (ms): 7{0}.0 | number of skipped iterations: {1} |"
+    path = written(tmp_path, line.format(10, " 10"), line.format(20, "  0"), line.format(30, "  2"))
+    said = "2 lines with skipped iterations, whose times have no optimizer: the first at iteration 10"
+    assert said in read(path).notes
 
 
 def test_a_count_of_tokens_with_points_between_thousands_is_refused(tmp_path):
-    path = tmp_path / "log"
-    line = "step:  {}  loss: 10.2  memory: 21.55GiB(22.7%)  tps: {}  tflops: 200.55  mfu: 20.1%\n"
-    path.write_text("".join(line.format(step, tps) for step, tps in ((1, "12,345"), (2, "12.345"), (3, "1.012.345"))))
-    imported = read_file(path, ImportOptions())
-    assert [row.value for row in imported.rows if row.metric == "tokens_per_s_per_device"] == [12345]
+    line = "step:  {}  loss: 10.2  memory: 21.55GiB(22.7%)  tps: {}  tflops: 200.55  mfu: 20.1%"
+    steps = ((1, "12,345"), (2, "12.345"), (3, "1.012.345"))
+    imported = read(written(tmp_path, *(line.format(step, tps) for step, tps in steps)))
+    assert values(imported, "tokens_per_s_per_device") == [12345]
     assert [refused.line for refused in imported.refused] == [2, 3]
 
 
 def foreign_forms(number):
     yield from (number.replace(".", separator) for separator in (",", " ", "\u00a0", "\u2019"))
-    yield from (
-        f"1.{number}",
-        f"1 {number}",
-        f"{number} 5",
-        f"{number}k",
-        f"{number}e",
-        f"({number})",
-        f"{number}\u00d710\u00b3",
-    )
+    forms = ("1.{}", "1 {}", "{} 5", "{}k", "{}e", "({})", "{}\u00d710\u00b3")
+    yield from (form.format(number) for form in forms)
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -248,14 +217,14 @@ def test_no_foreign_form_of_a_number_gives_another_figure(name, tmp_path):
     for sample in sorted(SAMPLES.glob(f"{name}/*.*")):
         if sample.suffix == ".json":
             continue
-        lines, whole = sample.read_text().split("\n"), read_file(sample, ImportOptions())
+        lines, whole = sample.read_text().split("\n"), read(sample)
         kinds = {(row.metric, row.convention): row for row in whole.rows if re.fullmatch(r"\d+\.\d+", row.printed)}
         for row in kinds.values():
             for form in foreign_forms(row.printed):
                 changed = lines[row.line - 1].replace(row.printed, form)
                 path.write_text("\n".join([*lines[: row.line - 1], changed, *lines[row.line :]]))
                 try:
-                    found = read_file(path, ImportOptions(), find_format(row.tool)).rows
+                    found = read(path, row.tool).rows
                 except ImportFailed:
                     continue
                 same = [one for one in found if (one.line, one.name, one.metric) == (row.line, row.name, row.metric)]
@@ -268,7 +237,7 @@ def test_a_suffix_in_another_case_costs_its_figure(tmp_path):
     lines = lines_of("nanotron/iterations.log")
     at = next(number for number, line in enumerate(lines) if "tokens_per_sec_per_gpu: " in line)
     lines[at] = re.sub(r"(tokens_per_sec_per_gpu: [\d.]+)K", r"\1k", lines[at])
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    imported = read(written(tmp_path, *lines))
     assert at + 1 in [refused.line for refused in imported.refused]
 
 
@@ -297,22 +266,16 @@ def test_rows_of_the_communication_logger():
 
 def test_the_size_of_a_part_is_not_that_of_an_all_gather(tmp_path):
     """DeepSpeed prints what one rank gives since 2025; its throughput counts what all give."""
-    lines = [
-        line.replace("63.47", "507.76").replace("55.54", "444.29") for line in lines_of("deepspeed/comms-logger-0B.txt")
-    ]
-    found = {row.name: row.message_bytes for row in read_file(written(tmp_path, *lines), ImportOptions()).rows}
-    assert None is found["all_gather_into_tensor 50.0 MB"]
-    assert (
-        50.0 * 2**20
-        == {row.name: row.message_bytes for row in read("deepspeed/comms-logger-0B.txt").rows}[
-            "all_gather_into_tensor 50.0 MB"
-        ]
-    )
+    text = "\n".join(lines_of("deepspeed/comms-logger-0B.txt"))
+    changed = text.replace("63.47", "507.76").replace("55.54", "444.29")
+    for log, size in ((text, 50.0 * 2**20), (changed, None)):
+        found = {row.name: row.message_bytes for row in read(written(tmp_path, log)).rows}
+        assert size == found["all_gather_into_tensor 50.0 MB"]
 
 
 def test_a_name_that_was_cut_is_not_another_collective(tmp_path):
     lines = [line.replace("reduce_scatter_tensor", "reduce") for line in lines_of("deepspeed/comms-logger.txt")]
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    imported = read(written(tmp_path, *lines))
     assert {"broadcast"} == {row.collective for row in imported.rows}
     assert "busbw of reduce is its throughput, but 1376.31 is not 1468.06" in imported.refused[0].why
 
@@ -321,16 +284,15 @@ def test_rates_of_reduce_scatter_that_count_every_rank_are_refused(tmp_path):
     """DeepSpeed multiplied its size, which is of all ranks, by the ranks: from 2023 to 2026."""
     text = (SAMPLES / "deepspeed/comms-logger.txt").read_text()
     lines = text.replace("1468.06", "9403.36").replace("1376.31", "8815.65").splitlines()
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    imported = read(written(tmp_path, *lines))
     assert {"broadcast"} == {row.collective for row in imported.rows}
     assert ["its rates count 16 times its size, once per rank"] == [one.why[:48] for one in imported.refused]
 
 
 def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
     imported = read("megatron/megatron-deepspeed-tgs.log")
-    assert [53.753, 52.815] == [
-        row.value for row in imported.rows if (row.metric, row.name[:5]) == ("samples_per_s", "step ")
-    ]
+    rows = [row for row in imported.rows if row.name.startswith("step ")]
+    assert [53.753, 52.815] == [row.value for row in rows if row.metric == "samples_per_s"]
     assert {"global step 199", "global step 200"} == {row.name for row in imported.rows if row.name.startswith("g")}
     assert len(imported.rows) == len({(row.name, row.metric) for row in imported.rows})
     assert () == doubts(imported)
@@ -339,9 +301,9 @@ def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
 def test_deepspeeds_lines_in_another_log_are_said(tmp_path):
     lines = [*lines_of("latte/latte.log"), *lines_of("deepspeed/wall-clock.txt")]
     path = written(tmp_path, *lines)
-    imported = read_file(path, ImportOptions())
+    imported = read(path)
     assert ("latte", f"DeepSpeed's own lines: perfsuite import deepspeed {path}") == (imported.tool, imported.notes[-1])
-    assert 14 == len(read_file(path, ImportOptions(), find_format("deepspeed")).rows)
+    assert 14 == len(read(path, "deepspeed").rows)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +330,7 @@ def test_a_damaged_line_costs_that_line(tmp_path, name, old, new, line, says):  
     assert old in text
     path = tmp_path / Path(name).name
     path.write_text(text.replace(old, new, 1))
-    imported = read_file(path, ImportOptions(), find_format(Path(name).parent.name))
+    imported = read(path, Path(name).parent.name)
     assert imported.rows
     assert says in next(one.why for one in imported.refused if one.line == line)
 
@@ -376,17 +338,17 @@ def test_a_damaged_line_costs_that_line(tmp_path, name, old, new, line, says):  
 def test_a_log_of_windows_is_read_and_a_compressed_one_refused(tmp_path):
     path, text = tmp_path / "log.txt", (SAMPLES / "megatron/resume.log").read_text()
     path.write_bytes(text.replace("\n", "\r\n").encode("utf-16"))
-    assert values(read("megatron/resume.log"), "loss") == values(read_file(path, ImportOptions()), "loss")
+    assert values(read("megatron/resume.log"), "loss") == values(read(path), "loss")
     path.write_bytes(gzip.compress(text.encode()))
     with pytest.raises(ImportFailed, match="it is compressed; unpack it first"):
-        read_file(path, ImportOptions())
+        read(path)
 
 
 def test_the_rest_of_a_wrapped_line_is_refused(tmp_path):
     line = lines_of("megatron/megatron-deepspeed.log")[0]
     at = line.index("| samples per second")
-    read_whole = read_file(written(tmp_path, line), ImportOptions())
-    wrapped = read_file(written(tmp_path, line[:at], line[at:], "samples per second: 3.2 |"), ImportOptions())
+    read_whole = read(written(tmp_path, line))
+    wrapped = read(written(tmp_path, line[:at], line[at:], "samples per second: 3.2 |"))
     assert [2] == [refused.line for refused in wrapped.refused]
     assert "the line was cut or wrapped" in wrapped.refused[0].why
     lost = {row.metric for row in read_whole.rows} - {row.metric for row in wrapped.rows}
@@ -396,14 +358,14 @@ def test_the_rest_of_a_wrapped_line_is_refused(tmp_path):
 def test_a_log_without_any_figure_is_refused_with_the_reason(tmp_path):
     path = written(tmp_path, "step: 1  loss: 3.1INFO 4  tps: 7")
     with pytest.raises(ImportFailed, match=r":1: loss is '3.1INFO 4': the line was cut.*; no line has a figure"):
-        read_file(path, ImportOptions(), find_format("torchtitan"))
+        read(path, "torchtitan")
 
 
 @pytest.mark.parametrize("name", ["megatron/resume.log", "torchtitan/nan-loss.log", "deepspeed/comms-logger.txt"])
 @pytest.mark.parametrize("long", ["a" * 300_000, "1" * 300_000 + "x", "a: 1 " * 60_000, " " * 300_000 + "x"])
 def test_a_line_of_any_length_is_left_out(tmp_path, name, long):
     lines = lines_of(name)
-    imported = read_file(written(tmp_path, *lines, long, f"step: 1  loss: 3.1  {long}  mfu: 1.00%"), ImportOptions())
+    imported = read(written(tmp_path, *lines, long, f"step: 1  loss: 3.1  {long}  mfu: 1.00%"))
     assert [row.value for row in read(name).rows] == [row.value for row in imported.rows]
 
 
@@ -429,12 +391,12 @@ def test_samples_of_the_profiler_are_not_those_of_ranks_that_share_them(tmp_path
     """DeepSpeed multiplies the micro-batch by all ranks, and divides by the time of all micro-batches."""
     text = (SAMPLES / "deepspeed/flops-profiler.txt").read_text().replace("433.07", "3464.56")
     text = re.sub(r"(world size: +)1\b", r"\g<1>8", text)
-    shared = read_file(written(tmp_path, *text.splitlines()), ImportOptions())
+    shared = read(written(tmp_path, *text.splitlines()))
     assert ["it counts the samples of 8 ranks, of which 8 share each sample"] == [one.why for one in shared.refused]
     assert ([], [184.73]) == (values(shared, "samples_per_s"), values(shared, "step_time_ms"))
     assert "latencies are of all micro-batches of a step, FLOPs and samples of one" in shared.notes
     text = re.sub(r"(data parallel size: +)1\b", r"\g<1>8", text)
-    assert [3464.56] == values(read_file(written(tmp_path, *text.splitlines()), ImportOptions()), "samples_per_s")
+    assert [3464.56] == values(read(written(tmp_path, *text.splitlines())), "samples_per_s")
 
 
 SUMMARY = "{{'train_runtime': {}, 'train_samples_per_second': {}, 'train_steps_per_second': 0.334, "
@@ -445,20 +407,17 @@ SUMMARY += "'train_tokens_per_second': 2737.984, 'train_loss': 2.8478, 'num_inpu
 def test_summaries_of_ranks_are_one_training(tmp_path):
     """Of 16 ranks in an experiment of BigScience one printed 3.664, the others 3.663."""
     ranks = [SUMMARY.format(273.01, 3.663), "100%|#| 4/4 [04:33<00:00]", SUMMARY.format(272.94, 3.664)]
-    imported = read_file(written(tmp_path, *ranks, SUMMARY.format(273.0, 3.663)), ImportOptions())
+    imported = read(written(tmp_path, *ranks, SUMMARY.format(273.0, 3.663)))
     assert ({"training 1"}, [3.663]) == ({row.name for row in imported.rows}, values(imported, "samples_per_s"))
     step = "{'loss': 2.7, 'epoch': 1.0}"
-    imported = read_file(written(tmp_path, *ranks, step, SUMMARY.format(272.0, 3.676)), ImportOptions())
-    assert [("training 1", 3.663), ("training 2", 3.676)] == [
-        (row.name, row.value) for row in imported.rows if row.metric == "samples_per_s"
-    ]
+    imported = read(written(tmp_path, *ranks, step, SUMMARY.format(272.0, 3.676)))
+    rates = {row.name: row.value for row in imported.rows if row.metric == "samples_per_s"}
+    assert {"training 1": 3.663, "training 2": 3.676} == rates
 
 
 def test_tokens_of_a_summary_are_of_one_device_and_those_of_a_step_are_no_summary(tmp_path):
-    step = (
-        "{'loss': 2.6, 'num_input_tokens_seen': 19660800, 'train_runtime': 252.0, 'train_tokens_per_second': 78016.894}"
-    )
-    imported = read_file(written(tmp_path, step, SUMMARY.format(299.2, 8.021)), ImportOptions())
+    step = "{'loss': 2.6, 'num_input_tokens_seen': 19660800, 'train_runtime': 2.0, 'train_tokens_per_second': 78016.8}"
+    imported = read(written(tmp_path, step, SUMMARY.format(299.2, 8.021)))
     assert {"training 1"} == {row.name for row in imported.rows}
     assert ([2737.984], []) == (values(imported, "tokens_per_s_per_device"), values(imported, "tokens_per_s"))
 
@@ -466,7 +425,7 @@ def test_tokens_of_a_summary_are_of_one_device_and_those_of_a_step_are_no_summar
 def test_samples_per_second_without_steps_may_be_steps(tmp_path):
     old = ["  train_runtime            = 0:03:18.28", "  train_samples_per_second =      5.043"]
     with pytest.raises(ImportFailed, match="may be that figure, as transformers before 4"):
-        read_file(written(tmp_path, *old), ImportOptions())
+        read(written(tmp_path, *old))
 
 
 @pytest.mark.parametrize(
@@ -485,7 +444,7 @@ def test_samples_per_second_without_steps_may_be_steps(tmp_path):
     ],
 )  # fmt: skip
 def test_forms_of_other_versions_are_read(tmp_path, lines, tool, figures_of):
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    imported = read(written(tmp_path, *lines))
     assert (tool, ()) == (imported.tool, imported.refused)
     assert figures_of == {metric: pytest.approx(values(imported, metric)) for metric in figures_of}
 
@@ -499,17 +458,15 @@ def test_the_batch_of_nanotron_may_be_of_tokens(tmp_path):
 
 def test_figures_of_a_batch_whose_line_was_cut_are_refused(tmp_path):
     head = ["         Train loss/train/total: 8.4213", "         Train throughput/tokens_per_sec: 20082.8418"]
-    imported = read_file(written(tmp_path, *head, *lines_of("composer/console.log")), ImportOptions())
+    imported = read(written(tmp_path, *head, *lines_of("composer/console.log")))
     assert [(1, "2 figures from here on")] == [(one.line, one.text) for one in imported.refused]
     assert len(read("composer/console.log").rows) == len(imported.rows)
 
 
 def test_an_epoch_of_nemo_begins_no_run(tmp_path):
-    line = (
-        "Training epoch {}, iteration {}/1 | global_step: {} | reduced_train_loss: 11.03 | train_step_timing in s: 4.5"
-    )
-    lines = [f"{line.format(step // 2, step % 2, step)} | consumed_samples: 9" for step in range(4)]
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    line = "Training epoch {}, iteration {}/1 | global_step: {} | reduced_train_loss: 11.03 | consumed_samples: 9"
+    lines = [line.format(step // 2, step % 2, step) for step in range(4)]
+    imported = read(written(tmp_path, *lines))
     assert ["step 0", "step 1", "step 2", "step 3"] == [row.name for row in imported.rows if row.metric == "loss"]
 
 
@@ -518,10 +475,10 @@ def test_a_second_epoch_in_nemos_progress_bar_begins_no_run(tmp_path):
     bar = "Epoch {}: : {} [00:04,  4.36s/it, v_num=d3c7, reduced_train_loss=0.674, global_step={}.000, batch_time=4.4]"
     places = [(0, "1it"), (0, "2/2"), (1, "1it"), (1, "2/2"), (0, "1it")]
     lines = [bar.format(epoch, at, step) for step, (epoch, at) in enumerate(places)]
-    imported = read_file(written(tmp_path, "^M".join(lines[:3]), lines[3]), ImportOptions())
+    imported = read(written(tmp_path, "^M".join(lines[:3]), lines[3]))
     assert ["step 1", "step 2", "epoch 1 step 1", "epoch 1 step 2"] == [row.name for row in imported.rows]
     assert "1" == imported.rows[-1].settings["epoch"]
-    again = read_file(written(tmp_path, *lines), ImportOptions())
+    again = read(written(tmp_path, *lines))
     assert "line 5: step 1 follows step 2 of epoch 1: run 2 begins" in again.notes
 
 
@@ -531,7 +488,7 @@ def test_deepspeed_before_0_8_counts_micro_steps(tmp_path):
     lines.append(
         "[2022-08-29 06:59:41,193] [INFO] [timer.py:198:stop] 0/2700, CurrSamplesPerSec=227.4509, MemAllocated=1GB"
     )
-    found = read_file(written(tmp_path, *lines), ImportOptions()).rows
+    found = read(written(tmp_path, *lines)).rows
     assert ["micro-step 2650", "micro-step 2700", "micro-step 2700"] == [row.name for row in found]
 
 
@@ -572,7 +529,7 @@ def pipeline(seconds_each, times, *, every=1, first=""):
     ],
 )  # fmt: skip
 def test_times_of_the_pipeline_engine_agree_with_rate_version_and_time_stamps(tmp_path, lines, read_times, says):
-    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    imported = read(written(tmp_path, *lines))
     assert ("deepspeed", read_times) == (imported.tool, values(imported, "step_time_ms"))
     assert bool(says) == bool(imported.refused)
     assert all(says in one.why for one in imported.refused[:1])
@@ -580,45 +537,13 @@ def test_times_of_the_pipeline_engine_agree_with_rate_version_and_time_stamps(tm
     note = "neither version nor time stamps confirm iter time (s), which some versions print wrongly"
     assert len(read_times) < 2 or note not in imported.notes
     bare = [line for line in lines if line.startswith("steps")]
-    assert says.startswith("iter") or note in read_file(written(tmp_path, *bare), ImportOptions()).notes
+    assert says.startswith("iter") or note in read(written(tmp_path, *bare)).notes
 
 
 @pytest.mark.parametrize(("tps", "said"), [("7,034", 0), ("6,900", 0), ("4,100", 1)])
 def test_two_programs_in_one_log_are_said(tmp_path, tps, said):
-    imported = read_file(written(tmp_path, titan(1), titan(1, tps=tps)), ImportOptions())
+    imported = read(written(tmp_path, titan(1), titan(1, tps=tps)))
     assert said == sum("differs by up to 72%: two programs" in note for note in imported.notes)
-
-
-INSERTED = (
-    "INFO 3 ok",
-    "[INFO] node-1: loaded 12 files: 34 % done ",
-    "WARNING: x=5, y: 6  ",
-    "[rank1]: INFO step 7: 8 ms",
-)
-BEFORE = ("[rank3]:", "3: ", "[1,3]<stdout>: ", "2026-01-01T00:00:00.5Z stdout F ", "worker-1  | ", "INFO: ", "   ")
-
-
-@functools.cache
-def samples(name):
-    return [(path, tuple(path.read_text().split("\n"))) for path in sorted((SAMPLES / name).iterdir())]
-
-
-@st.composite
-def damaged(draw, name):
-    """A sample of a format with one line cut, doubled, prefixed, or with another line printed into it."""
-    path, whole = draw(st.sampled_from(samples(name)))
-    lines = list(whole)
-    at = draw(st.sampled_from([number for number, line in enumerate(lines) if line.strip()]))
-    line = lines[at]
-    place = draw(st.integers(0, len(line)))
-    other = draw(st.sampled_from(INSERTED))
-    lines[at] = draw(
-        st.sampled_from(
-            [line[:place], line[place:], f"{line}\n{line}", f"{line}{line}", f"{draw(st.sampled_from(BEFORE))}{line}"]
-            + [f"{line[:place]}{end}{other}{begin}{line[place:]}" for end in ("", "\n") for begin in ("", "\n")]
-        )
-    )
-    return path, "\n".join(lines)
 
 
 def figures(imported):
@@ -634,33 +559,38 @@ def figures(imported):
 
 def figures_of_lines(sample, path, known):
     """What a sample gives, and what each of its lines gives alone: of ranks that print one step any may count."""
-    found = figures(read_file(sample, ImportOptions()))
+    found = figures(read(sample))
     for line in sample.read_text().splitlines():
         path.write_text(line)
-        try:
-            found |= figures(read_file(path, ImportOptions(), known))
-        except ImportFailed:
-            continue
+        with contextlib.suppress(ImportFailed):
+            found |= figures(read(path, known))
     return found
+
+
+WAYS = ("lost", "end cut", "begin cut", "doubled", "doubled in a line", "prefixed otherwise")
+WAYS += ("inside", "split", "split before", "apart")
+
+
+@functools.cache
+def samples(name, folder):
+    """Lines of each sample of a format, and its figures."""
+    paths = sorted((SAMPLES / name).iterdir())
+    return [(path.read_text().split("\n"), figures_of_lines(path, folder / "line.txt", name)) for path in paths]
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", TRAINING)
-def test_no_damaged_line_gives_a_wrong_figure(name, tmp_path_factory):
-    known = find_format(name)
-    path = tmp_path_factory.mktemp(name) / "log.txt"
-    right = {sample: figures_of_lines(sample, path, known) for sample in (SAMPLES / name).iterdir()}
-
-    @settings(max_examples=500, deadline=None)
-    @given(damaged(name))
-    def holds(case):
-        sample, text = case
-        path.write_text(text)
-        try:
-            imported = read_file(path, ImportOptions(), known)
-        except ImportFailed:
-            return  # no other line of the sample has a figure
-        assert set() == figures(imported) - right[sample]
-        assert all(row.convention and (row.unit or row.metric == "loss") for row in imported.rows)
-
-    holds()
+@settings(max_examples=500, deadline=None)
+@given(data=st.data())
+def test_no_damaged_line_gives_a_wrong_figure(name, tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp()
+    lines, right = data.draw(st.sampled_from(samples(name, folder)))
+    way, text = damaged(data.draw, lines, WAYS)
+    # Rows whose name is lost follow the name above.
+    assume(way != "lost" or not any("Comm. Op" in line for line in lines))
+    try:
+        imported = read(written(folder, text), name)
+    except ImportFailed:
+        return  # no other line of the sample has a figure
+    assert set() == figures(imported) - right
+    assert all(row.convention and (row.unit or row.metric == "loss") for row in imported.rows)

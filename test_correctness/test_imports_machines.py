@@ -6,23 +6,22 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ImportFailed
 from perfsuite.cli.exchange import doubts
-from perfsuite.imports.formats import find_format, read_file
-from perfsuite.imports.row import ImportOptions, Source
+from perfsuite.imports.formats import find_format
+from perfsuite.imports.row import Source
 from perfsuite.platforms import load_catalog
+from test_correctness.helpers import import_samples
+from test_correctness.helpers.import_samples import SAMPLES, damaged, written
 
-SAMPLES = Path(__file__).parent / "samples"
 UNITLESS = {"final_loss", "accuracy"}
 
 
 def read(tmp_path, text, name="flagperf"):
-    path = tmp_path / "log"
-    path.write_text(text)
-    return read_file(path, ImportOptions(), find_format(name))
+    return import_samples.read(written(tmp_path, text), name)
 
 
 def superbench(tmp_path, *nodes):
@@ -87,7 +86,7 @@ def test_a_status_of_a_failed_run_refuses_its_figures(tmp_path, key, value, figu
 
 
 def test_names_since_0_4_and_annotated_ones(tmp_path):
-    found = read_file(SAMPLES / "superbench/current-names.jsonl", ImportOptions())
+    found = import_samples.read("superbench/current-names.jsonl")
     assert (11, 0) == (len(found.rows), len(found.refused))
     by_name = {(row.name.removesuffix(" on node-a"), row.metric): row for row in found.rows}
     run = "model-benchmarks:stress/pytorch-gpt2-large/fp16_train"
@@ -102,9 +101,8 @@ def test_names_since_0_4_and_annotated_ones(tmp_path):
 def test_units_that_differ_between_versions_are_refused(tmp_path):
     """cpu-memory-bw-latency: GB/s until 0.6, MB/s later; nvbandwidth: ns in its output, us in the documentation."""
     old = {"cpu-memory-bw-latency/mem_max_bandwidth_all_reads_bw": 264.5}
-    found = superbench(
-        tmp_path, {"node": "a", **old, "nvbandwidth/device_latency_sum_lat": 772.58, "mem-bw/h2d_bw": 26}
-    )
+    latency = {"nvbandwidth/device_latency_sum_lat": 772.58}
+    found = superbench(tmp_path, {"node": "a", **old, **latency, "mem-bw/h2d_bw": 26})
     assert ["mem-bw/h2d_bw on a"] == [row.name for row in found.rows]
     assert all("not known" in refused.why for refused in found.refused)
     assert len(found.refused) == 2
@@ -168,7 +166,7 @@ def test_a_key_with_two_values_is_refused(tmp_path):
 
 
 def test_a_toolkit_without_ranks_is_halved_where_algbw_says_how_it_counts(tmp_path):
-    found = read_file(SAMPLES / "flagperf/toolkit-intraserver.log.txt", ImportOptions())
+    found = import_samples.read("flagperf/toolkit-intraserver.log.txt")
     algbw, busbw = found.rows
     assert (13.98, "algbw_gb_per_s", "all_reduce") == (algbw.value, algbw.metric, algbw.collective)
     assert (24.465, "busbw_gb_per_s", 8) == (pytest.approx(busbw.value), busbw.metric, busbw.ranks)
@@ -300,9 +298,7 @@ def test_every_number_of_finished_is_read_or_named(tmp_path):
         assert metric in [row.metric for row in rows if row.name == "training throughput(ips)_raw"]
 
 
-@pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), -3.0, "fast"], ids=["nan", "infinity", "negative", "text"]
-)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -3.0, "fast"])
 def test_a_bad_value_of_finished_costs_that_value(tmp_path, value):
     found = finished(tmp_path, training_images_per_second=value)
     assert "training training_images_per_second" not in values(found)
@@ -324,36 +320,14 @@ def test_a_log_without_results_says_so(tmp_path):
         read(tmp_path, '[PerfLog] {"event": "STEP_END", "value": {"loss": 2.6}}\n')
 
 
-NOISE = ("INFO", "2024-05-01 10:00:00,123 [INFO] epoch 3", "host:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via P2P")
-PREFIXES = ("0: ", "[0] ", "[rank3]: ", "[1,0]<stdout>: ", "2024-03-11T10:26:41Z stdout F ", "node-3/0 | ", "INFO ")
-
-
-def damaged(lines, data):
-    """A sample with one line cut, doubled, prefixed, joined with the next or interleaved with a message."""
-    at = data.draw(st.integers(0, len(lines) - 1))
-    line = lines[at]
-    place = data.draw(st.integers(0, len(line)))
-    noise = data.draw(st.sampled_from(NOISE))
-    kind = data.draw(st.sampled_from(["cut", "doubled", "twice", "prefixed", "inside", "between", "within", "joined"]))
-    new = {
-        "cut": [line[:place]],
-        "doubled": [line + line],
-        "twice": [line, line],
-        "prefixed": [data.draw(st.sampled_from(PREFIXES)) + line],
-        "inside": [line[:place], noise, line[place:]],
-        "within": [f"{line[:place]} {noise} {line[place:]}"],
-        "between": [noise, line],
-        "joined": [line + noise],
-    }[kind]
-    last_of_json = at + 1 < len(lines) and lines[at + 1] == "}" and not line.endswith(",")
-    assume(not (kind == "cut" and last_of_json))  # the shorter number is valid JSON: nothing tells that it was cut
-    return "\n".join([*lines[:at], *new, *lines[at + 1 :]])
+WAYS = ("lost", "end cut", "doubled", "doubled in a line", "prefixed otherwise")
+WAYS += ("before", "inside", "joined behind", "apart")
 
 
 @functools.cache
 def sample_files(form):
     files = sorted((SAMPLES / form).glob("*"))
-    return [(path.read_text().splitlines(), read_file(path, ImportOptions()).rows) for path in files]
+    return [(path.read_text().splitlines(), import_samples.read(path).rows) for path in files]
 
 
 def is_one_of(row, rows):
@@ -372,7 +346,7 @@ def is_one_of(row, rows):
 @given(data=st.data())
 def test_no_damage_to_a_line_gives_a_wrong_figure(form, data):
     lines, right = data.draw(st.sampled_from(sample_files(form)))
-    source = Source(path=Path("damaged"), text=damaged(lines, data), tool=form)
+    source = Source(path=Path("damaged"), text=damaged(data.draw, lines, WAYS)[1], tool=form)
     try:
         rows = find_format(form).read(source).rows
     except ImportFailed:

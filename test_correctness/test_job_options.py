@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.cli.main import main
 from perfsuite.record.step import Training
 from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.command_line import as_json, printed, refused, run
 
 COUNTS = ["-1", "0", "1", "2", "3", "8", "64", "1000000000000", "9" * 30, "1.5", "nan", "", "eight", "٣"]
 AMOUNTS = ["nan", "inf", "-inf", "-5", "0", "1e-300", "1e300", "50", "400", "", "fast", "5e-324"]
@@ -53,6 +53,12 @@ SWITCHES = {
     "advise": ["--compiled"],
 }
 SOUND = {"--model": "llama2-7b", "--platform": "h100", "--global-batch": "64", "--world": "8"}
+
+
+def sound():
+    return [f"{option}={value}" for option, value in SOUND.items()]
+
+
 FIGURES = ("step_time_s", "low_s", "high_s", "memory_total_bytes", "tokens_per_s", "memory_bytes")
 
 
@@ -68,15 +74,6 @@ def commands(draw):
     switches = draw(st.lists(st.sampled_from(SWITCHES[name]), max_size=2, unique=True))
     plain = draw(st.sampled_from([["--json"], []]))
     return [name, *(f"{option}={value}" for option, value in chosen.items()), *switches, *plain]
-
-
-def run(command, capsys):
-    try:
-        code = main(command)
-    except SystemExit as end:
-        code = int(end.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def figures(plain):
@@ -97,7 +94,7 @@ def figures(plain):
 @given(command=commands())
 def test_nonsense_is_refused_in_a_line_and_a_figure_is_a_number_above_0(command, capsys, monkeypatch):
     monkeypatch.setenv("PERFSUITE_TRACEBACK", "1")  # what nobody expected is raised
-    code, out, err = run(command, capsys)
+    code, out, err = run(capsys, *command)
     assert code in (0, 1, 4)
     if code == 4:
         assert "error: " in err.splitlines()[-1]
@@ -144,32 +141,25 @@ def test_nonsense_is_refused_in_a_line_and_a_figure_is_a_number_above_0(command,
     ],
 )
 def test_an_option_that_no_figure_follows_from_is_refused(name, options, said, capsys):
-    code, out, err = run([name, *(f"{option}={value}" for option, value in SOUND.items()), *options], capsys)
-    assert (code, out, err.count("\n")) == (4, "", 1)
-    assert said in err
+    assert said in refused(capsys, name, *sound(), *options)
 
 
 def test_a_world_that_no_layout_divides_is_no_error(capsys):
     """A batch of 64 divides by none of the layouts of 3 devices, nor of 6."""
-    command = ["advise", "--model=moe-tiny", "--platform=h100", "--global-batch=64", "--world=3", "--json"]
-    code, out, _ = run(command, capsys)
-    plain = json.loads(out)
-    assert (code, plain["legal"], plain["chosen"], plain["smallest"]["world_size"]) == (1, 0, None, 96)
+    command = ["advise", "--model=moe-tiny", "--platform=h100", "--global-batch=64", "--world=3"]
+    plain = as_json(capsys, *command, code=1)
+    assert (plain["legal"], plain["chosen"], plain["smallest"]["world_size"]) == (0, None, 96)
 
 
 def projected(capsys, *options):
-    command = ["project", *(f"{option}={value}" for option, value in SOUND.items()), "--world=16", *options, "--json"]
-    code, out, err = run(command, capsys)
-    assert code == 0, err
-    return json.loads(out)
+    return as_json(capsys, "project", *sound(), "--world=16", *options)
 
 
 def test_a_network_by_option_is_that_of_a_row(capsys):
     """H100's row has 400 GB/s a node: both are nominal, and a share of it is achieved."""
     row, same, slow = (projected(capsys, *more) for more in ([], ["--network=400"], ["--network=4"]))
     assert row["step_time_s"] == same["step_time_s"] < slow["step_time_s"]
-    assert main(["project", *(f"{option}={value}" for option, value in SOUND.items()), "--network=400"]) == 0
-    assert "0.7 of 400: --network" in capsys.readouterr().out
+    assert "0.7 of 400: --network" in printed(capsys, "project", *sound(), "--network=400")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32", "fp32"])
@@ -214,9 +204,7 @@ def test_what_is_not_known_of_a_platform_is_said_and_widens_the_band(capsys, tmp
     assert widths[1] > 1.5 * widths[0]
     assert "2 figures assumed or missing" in unknown["regime"]
     command = ["advise", "--model=gpt2", *ours, "--world=8", "--global-batch=8", f"--platform-file={plain}"]
-    code, out, err = run(command, capsys)
-    assert (code, out) == (4, "")
-    assert "the memory size of plain is unknown" in err
+    assert "the memory size of plain is unknown" in refused(capsys, *command)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +217,6 @@ def test_messages_over_a_link_of_unknown_rate_are_not_free(missing, world, said,
     (tmp_path / "p.toml").write_text("\n".join(kept) + TFLOPS)
     job = ["--model=gpt2", "--platform=plain", f"--platform-file={tmp_path / 'p.toml'}", f"--world={world}"]
     for name in ("project", "advise"):
-        code, out, err = run([name, *job, "--global-batch=8"], capsys)
+        code, out, err = run(capsys, name, *job, "--global-batch=8")
         assert (code, bool(out)) == ((4, False) if said else (0, True)), name
         assert said in err

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from perfsuite.__main__ import main
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import load_catalog
@@ -17,6 +16,7 @@ from perfsuite.published.recipes.recipe import MACHINES
 from perfsuite.record.codec import to_json
 from perfsuite.reports.tables.published import recipe_of_case
 from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.command_line import as_json, printed, refused
 from test_correctness.helpers.scripted_driver import repository
 
 CATALOG = load_catalog()
@@ -44,15 +44,9 @@ NETWORK = 'network = { value = 25, unit = "GB/s", source = "ibstat" }\n'
 
 def printed_gbit(report, line):
     """Gb/s of a line of a report: adapters times the rate of each."""
-    cells = [
-        str(row.cells[1])
-        for known in shipped()
-        if known.report == report
-        for table in known.tables
-        if table.kind == "environment"
-        for row in table.rows
-        if row.line == line
-    ]
+    tables = [table for known in shipped() if known.report == report for table in known.tables]
+    rows = [row for table in tables if table.kind == "environment" for row in table.rows]
+    cells = [str(row.cells[1]) for row in rows if row.line == line]
     (found,) = (match for cell in cells if (match := re.search(r"(?:(\d)x)?(\d+) ?(?:Gb/s|Gb/sec|Gbps)", cell)))
     return int(found[1] or 1) * int(found[2])
 
@@ -117,11 +111,8 @@ def test_a_file_adds_a_machine_and_changes_one(tmp_path):
     path.write_text(OWN + NETWORK + f"[machine.oneflow-4x8-v100]\n{NETWORK}")
     found = load_catalog([path]).machines
     assert (8, 25) == (found["two"].devices, found["two"].network.value)
-    assert ("v100", 25, "ibstat") == (
-        found["oneflow-4x8-v100"].platform,
-        found["oneflow-4x8-v100"].network.value,
-        found["oneflow-4x8-v100"].network.source,
-    )
+    changed = found["oneflow-4x8-v100"]
+    assert ("v100", 25, "ibstat") == (changed.platform, changed.network.value, changed.network.source)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +122,7 @@ def test_a_file_adds_a_machine_and_changes_one(tmp_path):
         (OWN.replace('"v100"', '"v1000"') + NETWORK, r"line 4: .*platform is 'v1000', which has no row; did you mean"),
         (OWN.replace("value = 2,", "value = 2.5,") + NETWORK, r"line 6: .*nodes has value 2.5; write the whole number"),
         (OWN.replace('unit = "devices", ', "") + NETWORK, r"line 7: .*devices_per_node has unit None"),
-        (
-            OWN.replace('inside = "NVLink"\n', "") + NETWORK,
-            r"line 2: .*inside is missing or not a text; write inside =",
-        ),
+        (OWN.replace('inside = "NVLink"\n', "") + NETWORK, r"line 2: .*inside is missing or not a text; write"),
         (OWN + NETWORK.replace("network", "networks"), r"line 8: .*networks is unknown; choose from title, platform"),
         (OWN.replace("machine.two", "machine.TWO"), r"line 2: .*has name 'TWO'; use small letters"),
         ("[machine]\ntwo = 3\n", r"line 2: \[machine\] two is 3; write a table \[machine.two\]"),
@@ -153,8 +141,7 @@ def test_a_mistake_in_a_machine_is_one_line(tmp_path, text, said):
 
 
 def projected(capsys, *arguments):
-    assert main(["project", *STEP, "--json", *arguments]) == 0
-    return json.loads(capsys.readouterr().out)
+    return as_json(capsys, "project", *STEP, *arguments)
 
 
 def test_a_projection_on_a_machine_is_of_its_network_and_says_so(capsys):
@@ -169,15 +156,12 @@ def test_a_projection_on_a_machine_is_of_its_network_and_says_so(capsys):
 
 def test_a_recipe_is_projected_on_its_reports_machine_beside_what_is_published(capsys):
     name = "003-MP_1x32x1_16_3072x32"
-    assert main(["project", "--recipe", name, "--json"]) == 0
-    by_recipe = json.loads(capsys.readouterr().out)
-    assert by_recipe["training"] == json.loads(
-        json.dumps(to_json(TrainStep(**find(name).parameters).work(MESH).training))
-    )
+    by_recipe = as_json(capsys, "project", "--recipe", name)
+    training = TrainStep(**find(name).parameters).work(MESH).training
+    assert by_recipe["training"] == json.loads(json.dumps(to_json(training)))
     flags = {flag["name"]: flag["text"] for flag in by_recipe["flags"]}
     assert flags["machine"].startswith("oneflow-4x8-v100: ")
-    assert main(["project", "--recipe", name]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = printed(capsys, "project", "--recipe", name).splitlines()[-1]
     assert last.startswith("published 9505.83 ms [M: ")
     inside = by_recipe["low_s"] <= 9.50583 <= by_recipe["high_s"]
     ratio = by_recipe["step_time_s"] / 9.50583
@@ -185,8 +169,7 @@ def test_a_recipe_is_projected_on_its_reports_machine_beside_what_is_published(c
 
 
 def test_a_recipe_on_another_platform_takes_its_row(capsys):
-    assert main(["project", "--recipe", "003-MP_1x32x1_16_3072x32", "--platform", "s4000", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = as_json(capsys, "project", "--recipe", "003-MP_1x32x1_16_3072x32", "--platform", "s4000")
     assert ("s4000", 32) == (found["platform"], found["world_size"])
     assert "machine" not in {flag["name"] for flag in found["flags"]}
 
@@ -207,10 +190,7 @@ def test_a_recipe_on_another_platform_takes_its_row(capsys):
     ],
 )
 def test_a_wrong_machine_or_recipe_is_one_line(capsys, arguments, said):
-    assert main(["project", *arguments]) != 0
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
+    assert said in refused(capsys, "project", *arguments)
 
 
 def test_a_machine_replaces_what_a_calibration_measured_between_nodes(capsys, tmp_path):

@@ -33,6 +33,15 @@ def built(model, checkpointing="none", seed=0):
     return module
 
 
+def operations():
+    """A counter that knows this torch's kernels of attention and of experts too."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
+    if hasattr(torch.ops.aten, "_grouped_mm"):
+        mapping[torch.ops.aten._grouped_mm] = lambda rows, weights, *rest, **named: 2 * math.prod(rows) * weights[-1]
+    return FlopCounterMode(display=False, custom_mapping=mapping)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_formula_counts_the_parameters_that_torch_holds(name):
     model = dataclasses.replace(MODELS[name], layers=2)
@@ -72,20 +81,15 @@ def test_frozen_encoders_run_without_gradients_and_as_counted(dtype):
     assert {tensor.dtype for tensor in (*encoders.parameters(), *encoders.buffers())} == {dtype}
     assert not encoders.training
     assert not any(parameter.requires_grad for parameter in encoders.parameters())
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
     batch = synthetic_batch(config.inputs(model), [0, 1])
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+    with operations() as counter:
         encoded = encoders(batch)
     assert counter.get_total_flops() == 2 * config.forward_flops(model)
     assert {name: values.shape[1:] for name, values in encoded.items()} == {p.name: p.shape for p in model.parts}
     assert encoded["latents"].dtype == encoded["caption"].dtype == dtype
     assert not any(values.requires_grad for values in encoded.values())
-    assert torch.isfinite(
-        built(model)(
-            **{name: values.float() if values.is_floating_point() else values for name, values in encoded.items()}
-        )
-    )
+    wide = {name: values.float() if values.is_floating_point() else values for name, values in encoded.items()}
+    assert torch.isfinite(built(model)(**wide))
 
 
 def test_words_know_their_distance_and_direction():
@@ -112,17 +116,11 @@ def test_the_report_s_video_is_4096_tokens():
 def test_the_work_model_is_what_torch_counts(name, twin):
     model = find(name).twin() if twin else find(name)
     module = built(model)
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
-    if hasattr(torch.ops.aten, "_grouped_mm"):
-        mapping[torch.ops.aten._grouped_mm] = lambda rows, weights, *rest, **named: 2 * math.prod(rows) * weights[-1]
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+    with operations() as counter:
         module(**synthetic_batch(model, [0, 1, 2]))
     assert counter.get_total_flops() == 3 * model.forward_flops
-    inside = sum(
-        count for where, counts in counter.get_flop_counts().items() for count in counts.values() if is_block(where)
-    )
-    assert inside == 3 * model.block_flops
+    parts = counter.get_flop_counts()
+    assert sum(sum(parts[where].values()) for where in parts if is_block(where)) == 3 * model.block_flops
 
 
 @pytest.mark.parametrize(("name", "attention"), [*((name, "auto") for name in SMALL), ("llama2-tiny", "math")])
@@ -132,10 +130,7 @@ def test_selective_checkpointing_runs_no_counted_operation_again(name, attention
     counts = []
     for checkpointing in ("none", "selective", "full"):
         module = build(model, checkpointing, attention)
-        mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **named: 1}
-        if hasattr(torch.ops.aten, "_grouped_mm"):
-            mapping[torch.ops.aten._grouped_mm] = lambda rows, weights, *rest, **named: math.prod(rows)
-        with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        with operations() as counter:
             module(**synthetic_batch(model, [0, 1])).backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] < counts[2]
@@ -244,9 +239,8 @@ def plainly(query, key, value):
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_every_method_computes_causal_attention(method, key_heads):
     query, key, value = heads(4), heads(key_heads), heads(key_heads).flip(2)
-    torch.testing.assert_close(
-        plainly(query, key, value), AttentionCore(method)(query, key, value), rtol=1e-5, atol=1e-6
-    )
+    found = AttentionCore(method)(query, key, value)
+    torch.testing.assert_close(plainly(query, key, value), found, rtol=1e-5, atol=1e-6)
 
 
 def test_a_method_is_the_kernel_of_its_name():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from perfsuite.cli import ab
-from perfsuite.cli import main as cli
 from perfsuite.plugin.options import BESIDE
 from perfsuite.reports.page import page
 from perfsuite.statistics.comparison import Comparison
+from test_correctness.helpers.command_line import printed, refused
 from test_correctness.helpers.pages import Read
 from test_correctness.helpers.report_runs import gpt
 from test_correctness.helpers.scripted_driver import measurement, repository
@@ -81,21 +81,21 @@ def test_a_full_disk_costs_the_page_and_not_the_run(repo, monkeypatch):
 def test_report_writes_the_page_of_a_journal_beside_another(repo, capsys):
     repo.run("--perf-journal=a.jsonl")
     repo.run("--perf-journal=b.jsonl")
-    assert cli.main(["report", "b.jsonl", "--html", "b.html", "--base", "a.jsonl"]) == 0
-    assert "page b.html" in capsys.readouterr().out
+    command = ("report", "b.jsonl", "--html", "b.html", "--base", "a.jsonl")
+    assert "page b.html" in printed(capsys, *command)
     text = Read(Path("b.html").read_text()).text
     assert "nsure: one run each of 2 cases decides nothing" in text
     assert "o case is shown" not in text
     assert "measure both in turns: perfsuite ab --a" in text
     first = Path("b.html").read_bytes()
-    cli.main(["report", "b.jsonl", "--html", "b.html", "--base", "a.jsonl"])
+    printed(capsys, *command)
     assert first == Path("b.html").read_bytes()
 
 
 def test_report_shows_a_baseline_file_and_compares_with_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(page, "renderer", lambda: None)
-    example = str(Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json")
-    assert cli.main(["report", example, "--html", str(tmp_path / "x.html"), "--baseline", example]) == 0
+    example = Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json"
+    printed(capsys, "report", example, "--html", tmp_path / "x.html", "--baseline", example)
     assert "3 unchanged. 3 measured." in Read((tmp_path / "x.html").read_text()).text
 
 
@@ -109,8 +109,7 @@ def test_report_shows_a_baseline_file_and_compares_with_it(tmp_path, monkeypatch
     ],
 )
 def test_wrong_options_of_report_are_told(capsys, arguments, told):
-    assert cli.main(["report", *arguments]) == 4
-    assert told in capsys.readouterr().err
+    assert told in refused(capsys, "report", *arguments)
 
 
 class Arms:
@@ -138,5 +137,5 @@ def test_an_ab_is_a_page_of_two_arms(tmp_path, monkeypatch, capsys):
 
 def test_an_ab_tells_a_bad_place_before_it_measures(tmp_path, capsys):
     wrong = tmp_path / "none" / "ab.html"
-    assert cli.main(["ab", "--a-env", "X=1", "--html", str(wrong)]) == 4
-    assert f"--html: {wrong} cannot be written: No such file" in capsys.readouterr().err
+    said = refused(capsys, "ab", "--a-env", "X=1", "--html", wrong)
+    assert f"--html: {wrong} cannot be written: No such file" in said

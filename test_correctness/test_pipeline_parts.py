@@ -28,34 +28,20 @@ from test_correctness.helpers.pipelines import staged
     ("case", "message"),
     [
         ({"mesh": "pp16"}, "16 stages for num_layers=12: each stage needs at least one layer; choose 1 to 12 stages"),
-        (
-            {"mesh": "pp2", "global_batch_size": 16, "micro_batch_size": 4},
-            "global_batch_size=16 is not micro_batch_size 4 x accumulation 8 x 1 replicas = 32; choose 32, set "
-            "accumulation=4 or leave one of them out",
-        ),
+        ({"global_batch_size": 16, "micro_batch_size": 4}, "global_batch_size=16 is not ... set accumulation=4"),
         (
             {"mesh": "pp4", "schedule": "dualpipev", "num_micro_batches": 6},
-            "num_micro_batches=6 with 4 ranks for schedule dualpipev, which needs at least 2 x ranks, one per stage; "
-            "choose 8",
+            "num_micro_batches=6 with 4 ranks for schedule dualpipev, which needs at least 2 x ranks, ... choose 8",
         ),
-        ({"mesh": "pp2", "compiled": True}, "compiled blocks cannot be cut into stages; leave compiled out"),
-        (
-            {"mesh": "pp2", "schedule": "zbv", "checkpointing": "full"},
-            "checkpointing='full' does not work with the split backwards of schedule zbv; leave it out",
-        ),
-        (
-            {"mesh": "pp2", "model": "latte-l"},
-            "model latte-l cannot be trained by strategy hybrid: its blocks need other inputs",
-        ),
-        (
-            {"mesh": "pp2", "schedule": "zbv", "builds": ("flops",)},
-            "builds: torch cannot count operations of the split backwards of schedule zbv; leave out 'flops'",
-        ),
+        ({"compiled": True}, "compiled blocks cannot be cut into stages; leave compiled out"),
+        ({"schedule": "zbv", "checkpointing": "full"}, "checkpointing='full' does not work ... zbv; leave it out"),
+        ({"model": "latte-l"}, "model latte-l cannot be trained by strategy hybrid: its blocks need other inputs"),
+        ({"schedule": "zbv", "builds": ("flops",)}, "torch cannot count operations ... zbv; leave out 'flops'"),
     ],
 )
 def test_what_cannot_be_is_named_with_the_legal_choices(case, message):
-    with pytest.raises(InvalidParameter, match=re.escape(message)):
-        TrainStep(**staged(**{"model": "gpt2", **case}))
+    with pytest.raises(InvalidParameter, match=re.escape(message).replace(r"\.\.\.", ".*")):
+        TrainStep(**staged(**{"model": "gpt2", "mesh": "pp2", **case}))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """``--software``: steps of published programs by traits and fitted constants, with a band of what was held out."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ from benchmarks.backtest import runs
 from benchmarks.backtest.leave_one_out import summary
 from benchmarks.backtest.rows import published_steps
 from benchmarks.backtest.tables import TABLES, held_out, kept, platform_of
-from perfsuite.cli.main import main
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection import softwares
@@ -18,14 +16,14 @@ from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.step import find_band, kinds_of
 from perfsuite.record.step import Training
+from test_correctness.helpers.command_line import as_json, printed, refused
 
 SOFTWARE = {row.id: table.software for table in TABLES.values() for row in (*kept(table), *held_out(table))}
 JOB = ("--model", "gpt3-13b", "--world", "8", "--global-batch", "8")
 
 
 def projected(capsys, *options):
-    assert main(["project", *JOB, *options, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return as_json(capsys, "project", *JOB, *options)
 
 
 def _kind(row, software=""):
@@ -50,10 +48,8 @@ def test_constants_are_of_the_same_device_or_traits_alone():
     assert regime == "software, another device"
     shares = [one.values["matmul"] for one in softwares.fitted_constants() if one.device.startswith("a100")]
     assert min(shares) < other.values["matmul"] < max(shares)
-    assert (
-        other.values["tensor_overlap"]
-        == softwares.constants_for("nemo", catalog.find("h100"))[0].values["tensor_overlap"]
-    )
+    home, _ = softwares.constants_for("nemo", catalog.find("h100"))
+    assert other.values["tensor_overlap"] == home.values["tensor_overlap"]
     same_chip, regime = softwares.constants_for("nemo", catalog.find("h800"))
     assert (same_chip.values["matmul_fp8"], regime) == (0.5665, "software, another device")
     far, _ = softwares.constants_for("oneflow", catalog.find("s4000"))  # no table of this chip: typical shares
@@ -83,10 +79,8 @@ def test_a_band_is_that_of_the_narrowest_kind_that_was_tested():
     own = find_band("platform row only", nodes=1, octaves=0.0, kind=("a100_pcie", "bf16"))
     assert "a100 in 16 bits on one node" in own.source
     assert own.high < wide.high
-    for software, source in (
-        ("nemo", "nemo on h100 in 16 bits"),
-        ("oneflow", "than the constants were fitted to, h100 in"),
-    ):
+    sources = {"nemo": "nemo on h100 in 16 bits", "oneflow": "than the constants were fitted to, h100 in"}
+    for software, source in sources.items():
         assert source in find_band("software and device", nodes=2, octaves=0.0, kind=("h100", "bf16", software)).source
 
 
@@ -113,9 +107,9 @@ def test_a_band_that_lies_above_the_projected_time_is_not_cut_off_at_it(capsys):
     wider = find_band("software, another device", nodes=1, octaves=2.0, kind=kind)
     assert 1 < band.low < band.high
     assert wider.low < band.low < band.high < wider.high
-    assert main(["project", *JOB, "--platform", "h100_pcie", "--layout", "dp8", "--software", "llm-foundry"]) == 0
+    options = ["--platform", "h100_pcie", "--layout", "dp8", "--software", "llm-foundry"]
     note = f"outside-band: measured steps of this kind took {band.low:.2f} to {band.high:.2f} times the projected time"
-    assert note in capsys.readouterr().out
+    assert note in printed(capsys, "project", *JOB, *options)
 
 
 @pytest.mark.parametrize("copies", [1, 100])
@@ -134,25 +128,18 @@ def test_a_model_weighs_by_the_root_of_its_rows(copies):
         (["--software", "nemo", "--compiled"], "--compiled is for perfsuite's own modules"),
         (["--software", "nemo", "--calibration", "x.json"], "--calibration is for perfsuite's own modules"),
         (["--software", "nemo", "--dtype", "fp32"], "no rate of fp32 products is known of h100"),
-        (
-            ["--software", "megatron", "--dtype", "fp8"],
-            "no rate of fp8 products is known of h100; choose --dtype bf16, fp16",
-        ),
+        (["--software", "megatron", "--dtype", "fp8"], "no rate of fp8 products is known of h100; choose --dtype bf16"),
         (["--platform", "s5000"], "no rate of bf16 products is known of s5000; calibrate it"),  # its fp8 needs bf16
         (["--platform", "a100", "--dtype", "fp8"], "is known of a100; choose --dtype bf16, fp16, tf32, fp32"),
     ],
 )
 def test_a_software_and_options_that_do_not_go_together_are_one_line(capsys, options, message):
     for command in ("project", "advise"):
-        assert main([command, *JOB, "--platform", "h100", *options]) == 4
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
+        assert message in refused(capsys, command, *JOB, "--platform", "h100", *options)
 
 
 def test_the_list_has_every_software_with_its_source(capsys):
-    assert main(["project", "--software", "list"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "project", "--software", "list")
     assert all(f"{name}: " in out for name in softwares.choices())
     assert "  release: 24.09 and 24.12; 77 public steps of 25.02 to 26.06 on h100 took 0.75 to 1.08 times" in out
     assert "arXiv:2205.05198" in out
@@ -169,11 +156,8 @@ def test_advise_prices_the_code_of_the_software_as_project_does():
 
 def test_torchtitan_recomputes_selectively_between_nothing_and_everything(capsys):
     """Its selective recomputation keeps attention and most products, so it costs time and saves memory."""
-    steps = [
-        projected(capsys, "--platform", "h100", "--layout", "dp8", "--sharding", "parameters", "--software",
-                  "torchtitan", "--checkpointing", way)
-        for way in ("none", "selective", "full")
-    ]  # fmt: skip
+    options = ["--platform", "h100", "--layout", "dp8", "--sharding", "parameters", "--software", "torchtitan"]
+    steps = [projected(capsys, *options, "--checkpointing", way) for way in ("none", "selective", "full")]
     assert [step["step_time_s"] for step in steps] == sorted(step["step_time_s"] for step in steps)
     assert [any(one["name"] == "hfu_percent" for one in step["metrics"]) for step in steps] == [True, False, True]
     memory = [step["memory_total_bytes"] for step in steps]
@@ -187,8 +171,8 @@ def test_a_table_of_a_variant_gives_traits_and_no_shares_of_peaks(capsys):
     assert regime == "software, another device"
     shares = [one.values["matmul"] for one in softwares.fitted_constants() if one.device == "h100" and not one.variant]
     assert min(shares) <= found.values["matmul"] <= max(shares)
-    assert main(["project", *JOB, "--platform", "h100", "--layout", "dp8", "--software", "torchtitan"]) == 0
-    assert "whose peak its authors do not know" in capsys.readouterr().out
+    out = printed(capsys, "project", *JOB, "--platform", "h100", "--layout", "dp8", "--software", "torchtitan")
+    assert "whose peak its authors do not know" in out
 
 
 def test_published_steps_of_torchtitan_lie_in_the_printed_band(monkeypatch):
@@ -201,16 +185,11 @@ def test_published_steps_of_torchtitan_lie_in_the_printed_band(monkeypatch):
 
 @pytest.mark.extended
 def test_advise_ranks_by_the_software(capsys):
-    options = ["--platform", "h100", "--world", "16", "--global-batch", "64", "--model", "llama2-7b", "--json"]
-    assert main(["advise", *options, "--software", "nemo"]) == 0
-    nemo = json.loads(capsys.readouterr().out)
-    assert main(["advise", *options]) == 0
-    own = json.loads(capsys.readouterr().out)
-    assert main(["advise", *options[:-1], "--software", "nemo"]) == 0
-    assert (
-        "\n  nemo, constants fitted to 38 steps: nemo-h100\n  constants of release 24.09 and 24.12; "
-        in capsys.readouterr().out
-    )
+    options = ["--platform", "h100", "--world", "16", "--global-batch", "64", "--model", "llama2-7b"]
+    nemo = as_json(capsys, "advise", *options, "--software", "nemo")
+    own = as_json(capsys, "advise", *options)
+    said = "\n  nemo, constants fitted to 38 steps: nemo-h100\n  constants of release 24.09 and 24.12; "
+    assert said in printed(capsys, "advise", *options, "--software", "nemo")
     assert nemo["ranked"][0]["step_time_s"] != own["ranked"][0]["step_time_s"]
 
 

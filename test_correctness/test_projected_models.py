@@ -1,19 +1,18 @@
 """Models in projections: words that tensor parallelism pads, and the parameter count that is printed."""
 
-import json
 import re
 
 import pytest
 
 from perfsuite import workloads
 from perfsuite.base.mesh import MeshShape
-from perfsuite.cli.main import main
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import case_of
 from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout, Layouts
 from perfsuite.record.step import Training
+from test_correctness.helpers.command_line import as_json, printed
 
 
 @pytest.mark.parametrize(
@@ -59,19 +58,16 @@ def test_the_case_of_a_layout_pads_what_the_projection_pads(name, mesh, override
 
 def test_project_prints_parameters_and_padded_words(capsys):
     command = ["project", "--model", "gpt2-xl", "--platform", "a100", "--layout", "dp2-tp5", "--global-batch", "8"]
-    assert main(command) == 0
-    said = capsys.readouterr().out
+    said = printed(capsys, *command)
     assert "gpt2-xl: 1,557,611,200 parameters, 48 layers x 1,600, 25 heads, 50,257 words" in said
     assert "50,257 words are padded to a multiple of 128 x tp: 50,560 at tp5 (1,558,096,000 parameters)" in said
-    assert main([*command[:-4], "--layout", "dp2", "--global-batch", "8"]) == 0
-    assert "padded" not in capsys.readouterr().out
-    assert main([*command, "--json"]) == 0
-    plain = json.loads(capsys.readouterr().out)
+    assert "padded" not in printed(capsys, *command, "--layout", "dp2")
+    plain = as_json(capsys, *command)
     assert [plain[name] for name in ("parameters", "words", "padded_words")] == [1557611200, 50257, 50560]
 
 
 def test_advise_prints_the_model_and_the_words_of_each_tp(capsys):
-    assert main(["advise", "--model", "gpt3-13b", "--platform", "a100", "--world", "16", "--global-batch", "64"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    command = ["advise", "--model", "gpt3-13b", "--platform", "a100", "--world", "16", "--global-batch", "64"]
+    lines = printed(capsys, *command).splitlines()
     assert lines[1].startswith("  gpt3-13b: 12,853,386,240 parameters, 40 layers x 5,120, 40 heads, 50,257 words")
     assert re.findall(r"([\d,]+) at (tp\d+)", lines[2]) == [("50,432", "tp2"), ("50,688", "tp4"), ("51,200", "tp8")]

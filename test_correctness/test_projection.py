@@ -203,6 +203,7 @@ def test_a_calibration_survives_its_file(tmp_path):
     [
         (lambda text: text[: len(text) // 2], r":\d+: .*truncated"),
         (lambda text: "[]", "no calibration"),
+        (lambda text: '{"a": 1}', "line 1"),
         (lambda text: json.dumps({**json.loads(text), "schema": 99}), "schema 99.*newer"),
         (lambda text: text.replace("a100", "h100", 1), "checksum"),
     ],

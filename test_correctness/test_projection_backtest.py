@@ -14,38 +14,41 @@ from benchmarks.backtest.leave_one_out import Backtested
 from benchmarks.backtest.rows import published_steps
 from benchmarks.backtest.tables import TABLES, contradicting, memory_share
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.cli.main import main
 from perfsuite.projection import operations, softwares, stages
 from perfsuite.projection.kernels import NONE, Links
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.record.codec import to_json
+from test_correctness.helpers.command_line import as_json, printed
 
 FAST = ("megatron-2022-a100", "oneflow-v100")
-SLOW = tuple(name for name in TABLES if name not in FAST)
 
 
 def hold(tested: Backtested) -> None:
     assert tested.within_budget, f"{tested.name}: {tested.summary} for at most {tested.budget}"
 
 
-@pytest.mark.parametrize("name", FAST)
+MARKED = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TABLES]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_a_model_is_predicted_from_the_others(name):
     hold(leave_one_out.run(TABLES[name]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_a_model_of_a_large_table_is_predicted_from_the_others(name):
-    hold(leave_one_out.run(TABLES[name]))
-
-
-def test_kernels_and_one_step_predict_other_layouts_lengths_and_experts():
-    for tested in runs.run_kernels():
-        hold(tested)
-
-
-def test_allocated_memory_is_predicted():
-    hold(runs.run_memory())
+@pytest.mark.parametrize(
+    "tested",
+    [
+        runs.run_kernels,  # and one step predict other layouts, lengths and experts
+        lambda: [runs.run_memory()],
+        pytest.param(lambda: runs.run_one_device("a100"), marks=pytest.mark.slow),
+        pytest.param(lambda: runs.run_one_device("h100"), marks=pytest.mark.slow),
+        pytest.param(runs.run_one_node, marks=pytest.mark.slow),
+    ],
+    ids=["kernels", "memory", "a100", "h100", "one node"],
+)
+def test_a_part_predicts_the_rest(tested):
+    for each in tested():
+        hold(each)
 
 
 def test_the_first_choice_is_near_the_measured_best_which_is_among_its_ties():
@@ -115,19 +118,6 @@ def test_rows_that_are_left_out_are_predicted_beside_the_others(capsys):
     out = capsys.readouterr().out
     row, error = min(beside.items(), key=lambda pair: pair[1])
     assert any(f"{error:+6.1f} % left out: {table['left_out'][row]}" in line for line in out.splitlines())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("home", ["a100", "h100"])
-def test_traits_of_one_device_predict_the_other_devices(home):
-    for tested in runs.run_one_device(home):
-        hold(tested)
-
-
-@pytest.mark.slow
-def test_one_node_predicts_several():
-    for tested in runs.run_one_node():
-        hold(tested)
 
 
 @pytest.mark.slow
@@ -261,16 +251,14 @@ COMMAND = ["project", "--model", "llama2-7b", "--platform", "a100", "--global-ba
 
 
 def test_a_projection_is_printed_with_its_band_parts_and_constants(capsys):
-    assert main([*COMMAND, "--layout", "dp4-tp2-pp2", "--sensitivity", "--curve", "16..64"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, *COMMAND, "--layout", "dp4-tp2-pp2", "--sensitivity", "--curve", "16..64")
     for words in ("80 % band", "tokens_per_s", "mfu_percent", "matmul", "1 % more gains", "binding", "efficiency"):
         assert words in out
 
 
 def test_a_projection_as_json_is_of_a_kind_of_its_own(capsys, tmp_path):
     trace = tmp_path / "trace.json"
-    assert main([*COMMAND, "--layout", "pp4-dp2", "--json", "--trace", str(trace)]) == 0
-    plain = json.loads(capsys.readouterr().out)
+    plain = as_json(capsys, *COMMAND, "--layout", "pp4-dp2", "--trace", trace)
     assert plain["kind"] == "projected"
     assert plain["step_time_s"] == pytest.approx(sum(part["seconds"] for part in plain["parts"]))
     assert json.loads(trace.read_text())["otherData"]["source"] == "simulated"

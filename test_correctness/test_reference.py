@@ -28,13 +28,6 @@ def test_every_field_has_its_meaning(page):
     assert [] == [row for row in rows if row.endswith("|  |")]
 
 
-def test_every_part_has_its_place_on_its_page():
-    for page, part in PARTS:
-        text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
-        assert f"<!-- {part} -->\n" in text, (page, part)
-        assert f"\n<!-- end of {part} -->" in text, (page, part)
-
-
 def test_options_commands_and_public_names_are_all_there():
     options, commands, api = ("\n".join(PAGES[name]()) for name in ("options", "commands", "api"))
     plugin = (ROOT / "perfsuite" / "plugin" / "declarations.py").read_text(encoding="utf-8")

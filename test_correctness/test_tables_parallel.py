@@ -22,6 +22,15 @@ def is_measured(row):
     return not row["nodes x ranks"].startswith("published")
 
 
+def measured(told, *names):
+    """Cells of the rows that were measured."""
+    return [tuple(row[name] for name in names) for row in told if is_measured(row)]
+
+
+def published(told, *names):
+    return [tuple(row[name] for name in names) for row in told if not is_measured(row)]
+
+
 def hybrid(name, mesh, time_s=1.0, **changes):
     """A training case on this mesh, called ``test[platform-words]``."""
     platform = changes.setdefault("platform", "a100")
@@ -40,12 +49,9 @@ def test_tensor_parallel_has_out_of_memory_on_one_card_measured_and_published():
     alone = hybrid("test_tensor_parallel", "tp1", oom="OOM at 79.1 GiB of 79.2 GiB", **model)
     told = rows(style("methods", run(*cases, alone)), "Tensor parallel")
     assert ["1", "1", "2", "2", "4", "4", "8", "8"] == [row["tp"] for row in told]
-    mine, theirs = told[:2]
-    assert ("OOM at 79.1 GiB of 79.2 GiB", "") == (mine["not measured because"], mine["samples/s (all devices)"])
-    assert ("out of memory, as published; not measured here", "OOM [X]") == (
-        theirs["not measured because"],
-        theirs["samples/s (all devices)"],
-    )
+    names = ("not measured because", "samples/s (all devices)")
+    assert ("OOM at 79.1 GiB of 79.2 GiB", "") == measured(told, *names)[0]
+    assert ("out of memory, as published; not measured here", "OOM [X]") == published(told, *names)[0]
     assert ["40", "42 [X]", "20", "22 [X]", "10", "12 [X]"] == [row["peak GiB per device"] for row in told[2:]]
 
 
@@ -89,17 +95,14 @@ def test_column_and_row_stand_in_the_reports_order_with_parts_that_sum_to_the_to
     cases = [layer(split, 1 if split == "none" else 4) for split in sorted(SPLITS)]
     text = style("methods", run(*cases))
     told = rows(text, "Column and row parallel layer")
-    mine = [row for row in told if is_measured(row)]
-    assert list(SPLITS) == [row["split"] for row in mine]
-    assert [("3", "0", "3", "0", "")] + [("3", "1", "4")] * 4 == [
-        tuple(row[name] for name in ("compute ms", "communication ms", "total ms", "bytes", "busbw GB/s"))[
-            : 5 if row["split"] == "none" else 3
-        ]
-        for row in mine
-    ]
-    assert {"134217728", "268435456"} == {row["bytes"] for row in mine[1:]}
-    assert ["201.3", "402.7"] == [row["busbw GB/s"] for row in mine[1:3]]
-    theirs = [(row["split"], row["communication ms"], row["busbw GB/s"]) for row in told if not is_measured(row)]
+    assert list(SPLITS) == [split for (split,) in measured(told, "split")]
+    times = measured(told, "compute ms", "communication ms", "total ms")
+    assert [("3", "0", "3")] + [("3", "1", "4")] * 4 == times
+    alone, *split = measured(told, "bytes", "busbw GB/s")
+    assert ("0", "") == alone
+    assert {"134217728", "268435456"} == {size for size, _ in split}
+    assert ["201.3", "402.7"] == [rate for _, rate in split[:2]]
+    theirs = published(told, "split", "communication ms", "busbw GB/s")
     assert [("none", "0 [X]", "0 [X]"), ("column", "0.1 [X]", "8 [X]"), ("row", "2.1 [X]", "45 [X]")] == theirs
     assert "- published, lines 329, 330, 331 of 004_078bcf89b93f8696.txt: the same run" in text
     small = style("methods", run(layer("row", 4, sides=512, platform="cpu"), platform="cpu"))
@@ -143,27 +146,18 @@ def test_a_length_is_compared_with_the_same_length_without():
         long(65536, "tensor", 1.0, oom="OOM at 79.1 GiB of 79.2 GiB"),
     ]
     text = style("methods", run(*cases))
-    mine = [row for row in rows(text, "Long sequences") if is_measured(row)]
-    names = (
-        "sequence length",
-        "peak GiB without sequence parallelism",
-        "peak GiB per device",
-        "samples/s (all devices)",
-        "tokens/s (all devices)",
-        "times without, same length",
-    )
+    told = rows(text, "Long sequences")
+    names = ("sequence length", "peak GiB without sequence parallelism", "peak GiB per device")
+    names += ("samples/s (all devices)", "tokens/s (all devices)", "times without, same length")
     assert [
         ("2048", "40", "30", "10", "20480", "1.25"),
         ("16384", "", "60", "1", "16384", ""),
         ("65536", "", "", "", "", ""),
-    ] == [tuple(row[name] for name in names) for row in mine]
-    assert (
-        "- empty in 1 row: peak GiB without sequence parallelism; times without, same length: "
-        "OOM at 79.1 GiB of 79.2 GiB"
-    ) in text
-    theirs = {row["sequence length"]: row for row in rows(text, "Long sequences") if not is_measured(row)}
-    assert ("45 [X]", "1 [X]") == tuple(theirs["2048"][name] for name in (names[1], names[-1]))
-    assert ("OOM [X]", "79 [X]") == tuple(theirs["16384"][name] for name in names[1:3])
+    ] == measured(told, *names)
+    why = "peak GiB without sequence parallelism; times without, same length: OOM at 79.1 GiB of 79.2 GiB"
+    assert f"- empty in 1 row: {why}" in text
+    assert ("2048", "45 [X]", "1 [X]") in published(told, *names[:2], names[-1])
+    assert ("16384", "OOM [X]", "79 [X]") in published(told, *names[:3])
 
 
 def test_one_way_at_one_length_is_no_table_of_lengths():
@@ -185,11 +179,12 @@ def test_ways_of_attention_have_the_reports_rows_below():
     ]
     told = rows(style("methods", run(*cases)), "Ring attention")
     assert {"standard", "flash", "zigzag", "ring"} == {row["attention"] for row in told if is_measured(row)}
-    theirs = {row["attention"]: row for row in told if not is_measured(row)}
-    names = ("peak GiB per device", "samples/s (all devices)", "communication overhead %")
-    assert ["OOM [R]", "", ""] == [theirs["standard"][name] for name in names]
-    assert ["72 [R]", "89 [R]", "0 [R]"] == [theirs["flash"][name] for name in names]
-    assert ["21 [R]", "76 [R]", "18.3 [R]"] == [theirs["ring"][name] for name in names]
+    names = ("attention", "peak GiB per device", "samples/s (all devices)", "communication overhead %")
+    assert {
+        ("standard", "OOM [R]", "", ""),
+        ("flash", "72 [R]", "89 [R]", "0 [R]"),
+        ("ring", "21 [R]", "76 [R]", "18.3 [R]"),
+    } == set(published(told, *names))
     assert "### Ring attention" not in style("methods", run(cases[1]))
     assert "### Ring attention" in style("methods", run(cases[2]))
 
@@ -202,20 +197,16 @@ def test_meshes_are_named_by_their_axes_and_stand_beside_the_reports():
     ]
     alone = hybrid("test_meshes", "dp64", oom="OOM at 79.1 GiB of 79.2 GiB", **model)
     told = rows(style("methods", run(alone, *cases)), "Meshes")
-    measured = {row["axes"]: row for row in told if is_measured(row)}
-    assert {"DP-only", "PP-only", "2D (PP+TP)", "3D (DP+PP+TP)"} == set(measured)
-    assert ["2", "8", "4"] == [measured["3D (DP+PP+TP)"][axis] for axis in ("dp", "pp", "tp")]
-    assert {"DP-only", "PP-only", "TP-only", "2D(PP+TP)", "3D优化"} == {
-        row["axes"] for row in told if not is_measured(row)
-    }
-    theirs = {(row["dp"], row["pp"], row["tp"]): row["samples/s (all devices)"] for row in told if not is_measured(row)}
+    mine = measured(told, "axes", "dp", "pp", "tp")
+    assert {"DP-only", "PP-only", "2D (PP+TP)", "3D (DP+PP+TP)"} == {axes for axes, *_ in mine}
+    assert ("3D (DP+PP+TP)", "2", "8", "4") in mine
     assert {
-        ("64", "1", "1"): "OOM [X]",
-        ("1", "64", "1"): "234 [X]",
-        ("1", "1", "64"): "412 [X]",
-        ("1", "8", "8"): "678 [X]",
-        ("2", "8", "4"): "823 [X]",
-    } == theirs
+        ("DP-only", "64", "1", "1", "OOM [X]"),
+        ("PP-only", "1", "64", "1", "234 [X]"),
+        ("TP-only", "1", "1", "64", "412 [X]"),
+        ("2D(PP+TP)", "1", "8", "8", "678 [X]"),
+        ("3D优化", "2", "8", "4", "823 [X]"),
+    } == set(published(told, "axes", "dp", "pp", "tp", "samples/s (all devices)"))
 
 
 def test_one_axis_alone_is_no_table_of_meshes():
@@ -237,7 +228,6 @@ def test_components_add_up_and_the_whole_step_is_told_below():
     case = hybrid("test_components", "pp2-dp2-tp2", model="gpt2-tiny", overrides=TINY, accumulation=2, measured=parts)
     text = style("methods", run(case))
     told = rows(text, "Components of a step")
-    mine = [row for row in told if is_measured(row)]
     assert [
         ("MLP or experts", "400", "100", "50"),
         ("attention", "100", "50", "15"),
@@ -245,10 +235,9 @@ def test_components_add_up_and_the_whole_step_is_told_below():
         ("between stages", "0", "50", "5"),
         ("other", "100", "0", "10"),
         ("total", "600", "400", "100"),
-    ] == [tuple(row[name] for name in ("component", "compute ms", "communication ms", "share %")) for row in mine]
-    assert [row["share %"] for row in told if not is_measured(row)] == [
-        *("45.2 [X]", "25.4 [X]", "13.1 [X]", "7 [X]", "9.3 [X]", "100 [X]")
-    ]
+    ] == measured(told, "component", "compute ms", "communication ms", "share %")
+    shares = [share for (share,) in published(told, "share %")]
+    assert ["45.2 [X]", "25.4 [X]", "13.1 [X]", "7 [X]", "9.3 [X]", "100 [X]"] == shares
     assert "- whole step of gpt2-tiny on pp2-dp2-tp2: 4 samples/s, MFU " in text
     assert "- published, lines 453, 454: 2567 samples/s, MFU 48.3 % [X]" in text
 
@@ -257,18 +246,9 @@ def test_traffic_stands_beside_its_closed_form():
     step = TrainStep(model="gpt2-tiny", overrides=TINY, strategy="hybrid", mesh="pp2-tp2", accumulation=2)
     shape = MeshShape.parse(step.mesh)
     calls = step.find_strategy().traffic(step.plan(shape), shape, 0)
-    counted = tuple(
-        Traffic(
-            axis=call.axis,
-            collective=call.collective,
-            part=call.part,
-            calls=call.calls,
-            message_bytes=call.message_bytes,
-            time_s=1e-3,
-            ranks=2,
-        )
-        for call in calls
-    )
+    names = ("axis", "collective", "part", "calls", "message_bytes")
+    told = [{name: getattr(call, name) for name in names} for call in calls]
+    counted = tuple(Traffic(**fields, time_s=1e-3, ranks=2) for fields in told)
     parameters = {"model": "gpt2-tiny", "overrides": TINY, "accumulation": 2}
     case = hybrid("test_meshes", "pp2-tp2", **parameters, measured={"traffic": counted})
     told = rows(style("methods", run(case)), "Traffic")
@@ -311,15 +291,13 @@ def test_experts_stand_beside_the_dense_model_of_equal_active_parameters():
     ]
     text = style("methods", run(*cases))
     told = rows(text, "Experts and dense")
-    mine = [row for row in told if is_measured(row)]
     names = ("experts", "nodes x ranks", "parameters 1e9", "active 1e9", "dropped %")
     assert [
-        ("0", "1 x 32 a100", "12.88", "12.88", ""),
-        ("8", "1 x 32 a100", "46.7", "12.88", "2"),
-        ("64", "1 x 64 a100", "91.81", "12.89", "2"),
-    ] == [tuple(row[name] for name in names) for row in mine]
-    assert ["", "1.5", "1.5"] == [row["most over mean rows of an expert"] for row in mine]
-    assert ["312 [X]", "487 [X]", "892 [X]"] == [row["samples/s (all devices)"] for row in told if not is_measured(row)]
+        ("0", "1 x 32 a100", "12.88", "12.88", "", ""),
+        ("8", "1 x 32 a100", "46.7", "12.88", "2", "1.5"),
+        ("64", "1 x 64 a100", "91.81", "12.89", "2", "1.5"),
+    ] == measured(told, *names, "most over mean rows of an expert")
+    assert [("312 [X]",), ("487 [X]",), ("892 [X]",)] == published(told, "samples/s (all devices)")
     assert (
         "- mixtral-8x7b over mixtral-8x7b-dense on 32 a100: 1.5 times the samples/s; the published report "
         "claims 1.56 times [X: from a table that contradicts itself]"
@@ -338,13 +316,11 @@ def routing(batch_size, **changes):
 def test_routing_is_told_by_batch_beside_the_report():
     cases = [*(routing(batch) for batch in (256, 32, 64, 128)), routing(32, top_k=1)]
     told = rows(style("methods", run(*cases)), "Routing")
-    mine = [row for row in told if is_measured(row)]
-    assert [("32", "1"), ("32", "2"), ("64", "2"), ("128", "2"), ("256", "2")] == [
-        (row["batch"], row["top-k"]) for row in mine
-    ]
+    batches = [("32", "1"), ("32", "2"), ("64", "2"), ("128", "2"), ("256", "2")]
+    assert batches == measured(told, "batch", "top-k")
     names = ("all-to-all ms", "compute ms", "total ms", "all-to-all %")
-    assert {("1", "3", "4", "25")} == {tuple(row[name] for name in names) for row in mine}
-    theirs = [(row["batch"], *(row[name] for name in names[:3])) for row in told if not is_measured(row)]
+    assert {("1", "3", "4", "25")} == set(measured(told, *names))
+    theirs = published(told, "batch", *names[:3])
     assert theirs[0] == ("32", "8.2 [R]", "45.3 [R]", "53.5 [R]")
     assert told.index(next(row for row in told if not is_measured(row))) == 2  # below top 2, which the report has
     assert [batch for batch, *_ in theirs] == ["32", "64", "128", "256"]

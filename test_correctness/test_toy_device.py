@@ -50,20 +50,15 @@ def current_device():
     return 0
 
 
-def synchronize(device=None):
+def nothing(device=None):
     pass
 
 
-def empty_cache():
-    pass
+synchronize = empty_cache = reset_peak_memory_stats = nothing
 
 
 def max_memory_allocated(device=None):
     return 5 << 20
-
-
-def reset_peak_memory_stats(device=None):
-    pass
 
 
 def mem_get_info(device=None):
@@ -116,9 +111,8 @@ def test_all_reduce(perf, ranks):
 def shop(tmp_path):
     """A repository of tests, on a machine with two Acme A1 and their vendor's software."""
     site, tools, tests = (tmp_path / name for name in ("site", "bin", "tests"))
-    device = (
-        (EXAMPLE / "acme.py").read_text().replace('"dev/acme[0-9]*"', repr(str(tmp_path / "dev" / "acme[0-9]*")[1:]))
-    )
+    nodes = repr(str(tmp_path / "dev" / "acme[0-9]*")[1:])
+    device = (EXAMPLE / "acme.py").read_text().replace('"dev/acme[0-9]*"', nodes)
     assert str(tmp_path)[1:] in device
     files = {
         site / "acme.py": device + IN_HOST_MEMORY,
@@ -194,9 +188,8 @@ def test_the_command_line_knows_it(shop):
 def test_without_its_package_the_case_says_what_is_missing(shop):
     site = shop.parent / "site"
     (site / "torch_acme.py").unlink()
-    (site / "acme.py").write_text(
-        (site / "acme.py").read_text().replace('start_method = "exec"', 'start_method = "fork"')
-    )
+    device = (site / "acme.py").read_text()
+    (site / "acme.py").write_text(device.replace('start_method = "exec"', 'start_method = "fork"'))
     code, output = run(shop, "pytest", "-rs", "-k", "matmul and fp32")
     assert 0 == code, output
     assert "1 skipped" in output

@@ -19,17 +19,9 @@ from perfsuite.workloads.training.train_step import TrainStep
 @pytest.mark.parametrize(
     ("fields", "world_size", "message"),
     [
-        (
-            {"global_batch_size": 10},
-            4,
-            "global_batch_size=10 does not divide by accumulation 1 x 4 replicas = 4; choose 8 or 12",
-        ),
+        ({"global_batch_size": 10}, 4, "global_batch_size=10 does not divide by .* 1 x 4 replicas = 4; choose 8 or 12"),
         ({"global_batch_size": 2}, 4, "global_batch_size=2 does not divide by .* = 4; choose 4"),
-        (
-            {"global_batch_size": 24, "micro_batch_size": 3, "accumulation": 2},
-            8,
-            "global_batch_size=24 is not micro_batch_size 3 x accumulation 2 x 8 replicas = 48",
-        ),
+        ({"global_batch_size": 9, "micro_batch_size": 3, "accumulation": 2}, 8, "size 3 x accumulation 2 x 8 .* = 48"),
         ({"strategy": "single"}, 2, "strategy single runs on 1 rank, the case has 2"),
         ({"data": "/nowhere"}, 2, "data='/nowhere' is not a folder"),
         ({"strategy": "zero1", "options": {"config": "/none.json"}}, 2, "config='/none.json' cannot be read"),
@@ -86,26 +78,16 @@ def test_gbs_is_lbs_times_gas_times_dp(micro, accumulation, ranks):
     assert given_part.work(shape).samples == micro * accumulation * ranks
 
 
-def test_a_ds_config_s_batch_is_honoured(tmp_path):
+def test_a_ds_config_s_batch_is_honoured_and_its_global_batch_is_spread_over_the_ranks(tmp_path):
     path = tmp_path / "ds_config.json"
     path.write_text('{"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "auto"}')
     workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
     assert workload.work(MeshShape.of(dp=4)).samples == 3 * 2 * 4
-
-
-def test_a_ds_config_s_global_batch_is_spread_over_the_ranks(tmp_path):
-    path = tmp_path / "ds_config.json"
     path.write_text('{"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto"}')
-    workload = TrainStep(model="gpt2-tiny", strategy="zero2", options={"config": str(path)}, accumulation=2)
     assert workload.plan(MeshShape.of(dp=4)).micro_batch_size == 3
-    with pytest.raises(
-        InvalidParameter,
-        match="train_batch_size=24 does not divide by accumulation 2 x 5 replicas = 10; choose 20 or 30",
-    ):
+    with pytest.raises(InvalidParameter, match=r"train_batch_size=24 does not divide by .* = 10; choose 20 or 30"):
         workload.plan(MeshShape.of(dp=5))
-    with pytest.raises(
-        InvalidParameter, match=r"train_batch_size=24 is not micro_batch_size 2 x accumulation 2 x 4 replicas = 16"
-    ):
+    with pytest.raises(InvalidParameter, match=r"train_batch_size=24 is not micro_batch_size 2 x .* 2 x 4 .* = 16"):
         dataclasses.replace(workload, micro_batch_size=2).plan(MeshShape.of(dp=4))
 
 
@@ -189,9 +171,8 @@ def test_the_ledger_has_every_byte_and_the_peak_between_its_marks():
 def history(sizes, seen_bytes):
     """One collective from 10 to 20 that allocates for itself; what is seen to end, and when, is a matter of chance."""
     events = [(1, 1, 100)]
-    for index, size in enumerate(sizes):
-        events.append((11 + index, 2 + index, size))
     for index, (size, seen) in enumerate(zip(sizes, seen_bytes, strict=True)):
+        events.append((11 + index, 2 + index, size))
         if seen is not None:
             events.append((seen, 2 + index, -size))
     events.append((30, 2, 7))  # the address of what may not have been seen to end

@@ -70,7 +70,7 @@ def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
 
     whole_batch = torch.randn(samples * shares, config.sequence_length, config.width)
     upstream = torch.randn_like(whole_batch) / len(whole_batch)
-    reference, inputs = _layer(config), whole_batch.clone().requires_grad_()
+    reference, inputs = layer_of(config), whole_batch.clone().requires_grad_()
     expected = reference(inputs)
     (expected * upstream).sum().backward()
 
@@ -78,7 +78,7 @@ def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
     chunks = torch.arange(config.sequence_length).chunk(2 * cp if zigzag else cp)
     mine = at.get("cp", 0)
     places = torch.cat((chunks[mine], chunks[2 * cp - 1 - mine])) if zigzag else chunks[mine]
-    layer = _layer(config)
+    layer = layer_of(config)
     expert.apply(layer, rank, places)
     local = places.chunk(tp)[at.get("tp", 0)]
     rows = slice(share * samples, (share + 1) * samples)
@@ -104,7 +104,7 @@ def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
     return run
 
 
-def _layer(config):
+def layer_of(config):
     from perfsuite.models.moe_module import MoeMlp
 
     torch.manual_seed(5)
