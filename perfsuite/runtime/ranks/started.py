@@ -232,7 +232,7 @@ def _read_by_others() -> list[Any]:
 def _attributes(value: object) -> list[Any]:
     try:
         return [*vars(value).values()]
-    except Exception:  # it has none, or it stands for another object, which may not be there
+    except Exception:  # it has none, or it is a proxy whose object is absent
         return []
 
 
