@@ -24,7 +24,6 @@ from perfsuite.metrics.pipeline import (
     bubble_ratio,
     bubble_to_ideal,
     in_flight_micro_batches,
-    peak_activations,
     step_bounds_s,
 )
 from perfsuite.record.step import Timeline
@@ -152,6 +151,20 @@ def _simulate(schedule: Schedule, times: _Times) -> Timeline:
 def _as_written(number: float) -> float:
     """A tenth for 0.1: the ratios are then as exact as the options."""
     return cast(float, Fraction(str(number)))  # the simulator adds and compares, nothing that a fraction cannot
+
+
+def peak_activations(timeline: Timeline, stage_sizes: Sequence[float] | None = None) -> tuple[float, ...]:
+    """The most activations that a rank holds at one time, by rank; every stage counts 1 without ``stage_sizes``."""
+    peaks = []
+    for rank in range(timeline.ranks):
+        held: float = 0
+        peak: float = 0
+        for event in sorted((event for event in timeline.events if event.rank == rank), key=lambda one: one.start_s):
+            size = 1 if stage_sizes is None else stage_sizes[event.stage]
+            held += size * ((event.kind == "forward") - (event.kind in ("backward", "backward_weight")))
+            peak = max(peak, held)
+        peaks.append(peak)
+    return tuple(peaks)
 
 
 def _lines(schedule: Schedule, times: _Times, timeline: Timeline) -> Iterator[str]:

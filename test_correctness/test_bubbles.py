@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.schedule import peak_activations
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics.pipeline import (
     METRICS,
@@ -27,7 +28,7 @@ from perfsuite.schedules import (
     simulate,
 )
 from test_correctness.helpers.pipelines import event_of
-from test_correctness.helpers.schedules import peak_activations, random_durations, schedules
+from test_correctness.helpers.schedules import random_durations, schedules
 from test_correctness.helpers.scripted_driver import measured_on
 
 

@@ -16,9 +16,8 @@ from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from simmusa.costs import Costs
 from test_correctness.helpers import large_yardstick, simmusa_ranks
-from test_correctness.helpers.measurements import result_of
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 from test_correctness.helpers.simmusa_ranks import KERNELS, QUICK, opened, require_built
-from test_correctness.test_telemetry import measured
 
 PEAKS = Peaks(
     tflops={"bf16": Peak(value=100.0, unit="TFLOPS", source="a table", kind="published")},
@@ -27,9 +26,13 @@ PEAKS = Peaks(
 PRODUCT = Work(flops={"exact": 4e9}, dtype="bf16")
 
 
+def measured(device):
+    return measurement_of([1e-3] * 10, [rank_facts(device=device)])
+
+
 def rate(launch_us, kernel_us=None, work=PRODUCT, name="tflops", device="cuda:0"):
     """The metric of an iteration of a millisecond."""
-    plain = measured(1.0, device=device)
+    plain = measured(device)
     ranks = tuple(dataclasses.replace(rank, launch_s=launch_us * 1e-6) for rank in plain.ranks)
     records = () if kernel_us is None else (Record(name="kernel_us", value=kernel_us, unit="us", reduce="max"),)
     (metric,) = derive(
@@ -105,7 +108,7 @@ def test_the_rank_captures_the_kernel_where_its_launch_was_timed(session, worklo
 def looked(throttle, *, iterations=10, device="cuda:0", simulated=False):
     """Ten samples of a product of a millisecond, after 0.9 s of warm-up, and one look at its device."""
     looks = (DeviceLook(device=0, at_s=0.0, throttle=throttle),)
-    timed = dataclasses.replace(measured(1.0, device=device), looks=looks, iterations=iterations, warmup_s=0.9)
+    timed = dataclasses.replace(measured(device), looks=looks, iterations=iterations, warmup_s=0.9)
     return result_of(timed, platform="h100", work=PRODUCT, metrics=["tflops"], peaks=PEAKS, simulated=simulated)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from benchmarks.schedule import peak_activations
 from perfsuite.metrics.pipeline import step_bounds_s
 from perfsuite.models import MODELS, find
 from perfsuite.platforms import load_catalog
@@ -23,7 +24,6 @@ from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.record.step import Training
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 from perfsuite.strategies.activations import Sent
-from test_correctness.helpers.schedules import peak_activations
 
 
 def plain_rates(**other: float) -> Calibration:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from functools import cache
 
 from hypothesis import strategies as st
@@ -44,16 +43,3 @@ def actions_by_rank(timeline: Timeline) -> dict[int, list[TimelineEvent]]:
         if event.kind in COMPUTE:
             events[event.rank].append(event)
     return events
-
-
-def peak_activations(timeline: Timeline, stage_sizes: Sequence[float] | None = None) -> tuple[float, ...]:
-    """The most activations that a rank holds at one time, by rank; every stage counts 1 without ``stage_sizes``."""
-    peaks = []
-    for rank in range(timeline.ranks):
-        held = peak = 0.0
-        for event in sorted((event for event in timeline.events if event.rank == rank), key=lambda one: one.start_s):
-            size = 1 if stage_sizes is None else stage_sizes[event.stage]
-            held += size * ((event.kind == "forward") - (event.kind in ("backward", "backward_weight")))
-            peak = max(peak, held)
-        peaks.append(peak)
-    return tuple(peaks)
