@@ -67,7 +67,7 @@ def test_small_slow_merges_go_red_and_name_the_drift_and_a_setting_of_both_arms_
     quiet, setting, first, second = story(stored.copied(tmp_path / "here"), step=0.02, merges=3)
     assert [0, 1, 0, 1] == [page.code for page in (quiet, setting, first, second)]
     assert re.search(r"^ENVIRONMENT \+(9|10)", setting.text, re.MULTILINE)
-    assert "different from the stored runs: variables.TORCH_DISTRIBUTED_DEBUG DETAIL, stored absent" in setting.text
+    assert "different from the stored runs: variables.TORCH_DISTRIBUTED_DEBUG INFO, stored absent" in setting.text
     assert re.search(r"^DRIFTED \+[34]", second.text, re.MULTILINE)
     assert "not slower than the base by more than the tolerance, slower than" in second.text
     assert "next: perfsuite ab --a " in second.text
