@@ -197,8 +197,10 @@ class MusaDevice(Accelerator):
             versions["architecture"] = f"mp_{major}{minor}"
         versions["kernel_timeout_ms"] = os.environ.get("MUSA_KERNEL_TIMEOUT", "unset")
         versions["tf32"] = str(getattr(getattr(torch.backends, "mudnn", None), "allow_tf32", "unknown"))
-        with contextlib.suppress(Exception):  # builds without MCCL raise in more than one way
-            versions["mccl"] = ".".join(map(str, self._module.mccl.version()))
+        mccl = getattr(self._module, "mccl", None)
+        if mccl is not None:
+            with contextlib.suppress(Exception):  # builds without MCCL raise in more than one way
+                versions["mccl"] = ".".join(map(str, mccl.version()))
         return {**versions, **self._quirks(versions["torch_musa"], versions["architecture"])}
 
     def _quirks(self, version: str, architecture: str) -> dict[str, str]:
@@ -223,9 +225,12 @@ class MtmlTelemetry(HandleTelemetry):
     shut_down = "mtmlLibraryShutDown"
 
     def _open(self, devices: Sequence[DetectedDevice]) -> list[Any]:
-        self._library.mtmlLibraryInit()
-        by_uuid, by_index = self._library.mtmlLibraryInitDeviceByUuid, self._library.mtmlLibraryInitDeviceByIndex
-        return [by_uuid(device.uuid) if device.uuid else by_index(device.index) for device in devices]
+        mtml = self._library
+        mtml.mtmlLibraryInit()
+        return [
+            mtml.mtmlLibraryInitDeviceByUuid(one.uuid) if one.uuid else mtml.mtmlLibraryInitDeviceByIndex(one.index)
+            for one in devices
+        ]
 
     def _reading(self, index: int, handle: Any) -> Reading:
         mtml = self._library
