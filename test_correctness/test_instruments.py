@@ -130,7 +130,7 @@ def test_a_wrapper_is_an_instrument_where_it_is_a_profiler(plain, wrapper, told)
 
 
 def tell(plain, files):
-    """Have these files read in place of those of /proc."""
+    """Let these texts be the files of /proc."""
     plain.setattr("perfsuite.platforms.quiet.Path", lambda path: SimpleNamespace(read_text=lambda **_: files[path]))
 
 

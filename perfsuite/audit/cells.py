@@ -171,7 +171,7 @@ def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
 
 
 def _has_one_unit(spread: re.Match[str], column: AuditColumn) -> bool:
-    """Return whether both numbers of a range or spread have one unit; that of ``512 \u00b1 1.2%`` is a share of 512."""
+    """Return whether both numbers of a range or spread have one unit, or the spread is a percentage of the first."""
     unit, end = (spread[name] or "" for name in ("unit", "end"))
     is_spread = spread["sign"] in ("\u00b1", "+/-")
     if is_spread and (end == "%" or not end):

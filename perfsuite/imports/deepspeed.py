@@ -89,30 +89,28 @@ _RATES = StepProgram(
     ignored=frozenset({"global_step"}),
     noun="global step",
 )
-_SINCE = "deepspeed pipeline: mean since the last report"
-_THREE = r"(?P<number>\d+\.\d{3})"
+
+
+def _since_report(meaning: Meaning, how: str, factor: float = 1.0) -> tuple[StepFigure, ...]:
+    """Return a figure of the pipeline engine, which has three decimals."""
+    return (
+        StepFigure(
+            meaning=meaning,
+            convention=f"deepspeed pipeline: mean since the last report, {how}",
+            form=r"(?P<number>\d+\.\d{3})",
+            is_whole=True,
+            scales={"": factor},
+        ),
+    )
+
+
 _PIPELINE = StepProgram(
     step=re.compile(r"\bsteps?:\s+(?P<step>\d{1,18})(?:\s*/\s*\d+)?\s+(?=loss:\s.*\biter time \(s\):)"),
     fields=re.compile(r"(?P<name>[a-z][a-z/ _]*(?:\(s\))?):\s+(?P<value>.*?)(?P<end>,?\s+(?=[a-z][^:]*:\s)|\s*$)"),
     figures={
         "loss": (StepFigure(meaning=("loss", "", "lower"), convention="deepspeed pipeline: mean over the step"),),
-        "iter time (s)": (
-            StepFigure(
-                meaning=("step_time_ms", "ms", "lower"),
-                convention=f"{_SINCE}, printed in s",
-                form=_THREE,
-                is_whole=True,
-                scales={"": 1e3},
-            ),
-        ),
-        "samples/sec": (
-            StepFigure(
-                meaning=("samples_per_s", "samples/s", "higher"),
-                convention=f"{_SINCE}, of all devices",
-                form=_THREE,
-                is_whole=True,
-            ),
-        ),
+        "iter time (s)": _since_report(("step_time_ms", "ms", "lower"), "printed in s", 1e3),
+        "samples/sec": _since_report(("samples_per_s", "samples/s", "higher"), "of all devices"),
     },
     mark=re.compile(r"\biter time \(s\): +\d"),
     ignored=frozenset({"steps", "step", "eta"}),
