@@ -254,6 +254,18 @@ def test_copies_loggers_and_finished_threads_are_not_changes():
     assert in_a_fork(look) == ["random numbers of torch"]
 
 
+def test_a_variable_that_is_put_back_is_no_change():
+    """It is the last one of C's list then: a case that removes one for a while needs no new ranks."""
+
+    def look():
+        os.environ.update(FIRST="1", LAST="1")
+        before = read()
+        os.environ["FIRST"] = os.environ.pop("FIRST")
+        return before.changed()
+
+    assert in_a_fork(look) == []
+
+
 def test_an_optimizer_and_the_compiler_that_wrap_functions_of_torch_change_nothing():
     def look():
         before = read()

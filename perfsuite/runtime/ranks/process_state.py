@@ -231,9 +231,9 @@ def _restore_when_called(owner: Any, name: str) -> None:
 
 
 def _variables_of_c() -> list[bytes]:
-    """Return the environment that C code and child processes see, which ``os.putenv`` changes too."""
+    """Return the sorted environment that C code and child processes see, which ``os.putenv`` changes too."""
     variables: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-    return [*itertools.takewhile(bool, variables)]
+    return sorted(itertools.takewhile(bool, variables))
 
 
 def _contexts() -> list[tuple[Any, ...]]:
