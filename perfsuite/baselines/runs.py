@@ -139,10 +139,12 @@ class RunSummary:
     clean_p95: float | None = None
     """ln of the 95 % quantile of the clean samples in seconds; None as for ``clean_mean``."""
     yardstick: float | None = None
-    """ln of the median yardstick time of the clean samples in seconds; None if it was not timed."""
+    """ln of the median yardstick time of the clean samples in seconds, or of all samples if too few are clean; None if
+    it was not timed.
+    """
     all_yardstick: float | None = None  # ln of the median yardstick time of all samples; None if it is ``yardstick``.
     yardstick_mean: float | None = None
-    """ln of the mean yardstick time of the clean samples; None as for ``yardstick``."""
+    """ln of the mean yardstick time of the same samples; None as for ``yardstick``."""
     yardstick_p95: float | None = None  # ln of the 95 % quantile of these times.
     control: str = ""  # Kind of the yardstick, such as ``sleep 16 ms``, or UNLIKE; empty without one.
     samples: int = 0  # Number of samples.
@@ -188,8 +190,13 @@ class RunSummary:
 
     @property
     def has_clean(self) -> bool:
-        """Whether enough samples are clean: MIN_CLEAN, or half of them."""
-        return self.location is not None and (self.clean >= MIN_CLEAN or 2 * self.clean >= self.samples)
+        """Whether enough samples are clean."""
+        return self.location is not None and enough_clean(self.clean, self.samples)
+
+
+def enough_clean(clean: int, samples: int) -> bool:
+    """Return whether enough samples of a run are clean: MIN_CLEAN, or half of them."""
+    return clean >= MIN_CLEAN or 2 * clean >= samples
 
 
 def moment(text: str) -> datetime:

@@ -17,6 +17,7 @@ from perfsuite.baselines.runs import (
     CaseIdentity,
     MetricMeaning,
     RunSummary,
+    enough_clean,
     quantile,
     rounded,
 )
@@ -127,7 +128,7 @@ def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
     is_clean = [result.simulated or not count for count in switches]
     clean_s = sorted(compress(measurement.times_s, is_clean))
     all_s = measurement.yardsticks_s
-    clean_yardsticks_s = tuple(compress(all_s, is_clean)) if clean_s else all_s
+    clean_yardsticks_s = tuple(compress(all_s, is_clean)) if enough_clean(len(clean_s), len(times)) else all_s
     clean_y, all_y = (sorted(times_s) if all(times_s) else () for times_s in (clean_yardsticks_s, all_s))
     p95 = functools.partial(quantile, share=0.95)
     yardstick, all_yardstick = _logarithm(clean_y, statistics.median), _logarithm(all_y, statistics.median)

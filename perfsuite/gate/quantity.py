@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from perfsuite.base.units import percent, significant
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, MetricMeaning, RunSummary, mostly, usually_clean
 from perfsuite.gate.noise import History
-from perfsuite.gate.shift import StoredControl, stored_control
+from perfsuite.gate.shift import Read, StoredControl, stored_control
 from perfsuite.record.verdict import ALL, MEAN, P95, TIME, Finding, VerdictName
 from perfsuite.statistics.robust import median
 
@@ -203,7 +203,7 @@ def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float |
 
 def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: float, *, clean_only: bool) -> Quantity:
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
-    control = stored_control(usable, values, operator.attrgetter("yardstick"))
+    control = stored_control(usable, values, _yardstick(clean_only))
     yardsticks = tuple(time for run in usable if control and (time := control.of(run)) is not None)
     middle_s, is_timed = math.exp(median(values)), len(yardsticks) == len(usable)
     return Quantity(
@@ -230,7 +230,7 @@ def _secondary_quantities(
             continue
         runs, values = zip(*having, strict=True)
         history = _history(case.kind, runs, values)
-        reads = map(operator.attrgetter, (f"yardstick_{name}", "yardstick"))
+        reads = (operator.attrgetter(f"yardstick_{name}"), _yardstick(time.clean_only))
         quantities.append(
             replace(
                 time,
@@ -291,6 +291,11 @@ def _history(
 ) -> History:
     sessions = tuple([run.session for run in runs])
     return History(kind=kind, sessions=sessions, values=tuple(values), yardsticks=yardsticks)
+
+
+def _yardstick(clean_only: bool) -> Read:
+    """Return the function that reads a run's yardstick of the compared samples."""
+    return operator.attrgetter("yardstick" if clean_only else "yardstick_of_all")
 
 
 def _of_samples(name: str, run: RunSummary, clean_only: bool) -> float | None:
