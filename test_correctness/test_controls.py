@@ -19,7 +19,7 @@ from perfsuite.record.workload import Budget
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.arrival import ArrivalWatch
 from perfsuite.runtime.ranks.timer import Timer
-from perfsuite.runtime.ranks.yardstick import Doing, Effort, make_control
+from perfsuite.runtime.ranks.yardstick import Doing, Effort, longest_wait_s, make_control, waits_for_cores
 from test_correctness.helpers import steps
 from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
 from test_correctness.helpers.local_driver import QUICK, driver_fixture, job
@@ -84,6 +84,18 @@ def test_without_a_kernel_that_tells_the_time_on_a_core_counts(monkeypatch):
     monkeypatch.setattr("perfsuite.runtime.ranks.yardstick._wanted_s", lambda file: 0.0)
     before = Effort.now(all_threads=True)
     assert 0 < before.own_s <= before.all_s
+
+
+def test_the_waits_of_threads_for_a_core_are_read_from_the_kernel(tmp_path):
+    for thread, statistics in (("7", "5000000000 2000000000 9\n"), ("8", "1000000000 500000000 3\n"), ("9", "")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(statistics)
+    before = waits_for_cores(tmp_path)
+    assert before == {"7": 2.0, "8": 0.5, "9": 0.0}
+    assert longest_wait_s(before, {"8": 1.25, "9": 0.0, "10": 0.5}) == 0.75, "thread 7 has ended"
+    assert waits_for_cores(tmp_path / "absent") is None
+    assert longest_wait_s(None, before) is None
+    assert longest_wait_s(waits_for_cores(), waits_for_cores()) >= 0
 
 
 def member_of(ranks):
@@ -232,6 +244,28 @@ def test_a_case_that_no_control_resembles_is_not_called_slower_code(settings, st
     if name == "inconclusive":
         assert "the cause may be the host or the code" in verdict.reasons[0]
     assert verdict.name not in ("pass", "improved"), "and it is never silent"
+
+
+@pytest.mark.parametrize("clean", [0, 30], ids=["no clean samples", "clean samples"])
+@pytest.mark.parametrize(
+    ("change", "then", "now", "name"),
+    [
+        (1.0, 0.0, 0.5, "unstable-host"),
+        (1.0, 0.5, 0.5, "regressed"),  # they always wait, and longer only in total
+        (1.0, 0.0, 0.05, "regressed"),
+        (1.0, None, 0.5, "regressed"),  # stored by a kernel without statistics
+        (1.0, 0.0, None, "regressed"),
+        (3.0, 0.0, 0.5, "regressed"),
+        (1.0, 0.0, 1.0, "unstable-host"),
+    ],
+)
+def test_a_case_whose_threads_wait_for_a_core_is_not_called_slower_code(change, then, now, name, clean):
+    """The yardstick takes less than a turn of the scheduler, so most of them are not interrupted."""
+    given = gated(stored=stored_runs(clean=30, waited=then, **timed()))
+    verdict, _ = judged(change, given=given, waited=now, clean=clean, **timed())
+    assert (verdict.name, verdict.decisive.quantity) == (name, "time")
+    if (name, clean) == ("unstable-host", 30):
+        assert "longer waits for a core explain +" in verdict.reasons[0]
 
 
 @pytest.mark.parametrize("now", [timed(), timed(0.10), timed(0.0, "compute"), {"control": UNLIKE}])

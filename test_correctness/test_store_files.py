@@ -44,6 +44,7 @@ def runs_of_any_kind(draw):
         clean=clean,
         iterations=draw(st.integers(1, 1000)),
         cpu_share=draw(st.floats(0, 1)),
+        waited=draw(st.none() | st.floats(0, 1)),
         metrics=draw(st.dictionaries(texts, st.floats(-1e9, 1e9), max_size=3)),
         process=draw(st.sampled_from(["fresh", "reused"])),
         disturbance=draw(st.sampled_from(["", "unknown", "device 0 is throttled (thermal)"])),

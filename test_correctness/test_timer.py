@@ -234,6 +234,18 @@ def test_yardsticks_cost_no_samples_within_three_times_the_budget(monkeypatch, y
     assert 1.0 == pytest.approx(taken.cpu_share)
 
 
+@pytest.mark.parametrize(("queues", "waited"), [(False, 0.4), (True, None)])
+def test_waits_for_a_core_are_a_share_of_the_time_of_the_samples_on_a_cpu(monkeypatch, queues, waited):
+    """A device does not wait for the core of a host that has queued its work."""
+    monkeypatch.setattr(Steps, "queues", queues)
+    clock, readings = Steps(), iter([{"7": 5.0, "8": 1.0}, {"7": 5.001, "8": 1.002}])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=clock.now_s, thread_time=clock.now_s))
+    monkeypatch.setattr(timing, "waits_for_cores", lambda: next(readings))
+    budget = Budget(min_rounds=5, max_rounds=5)
+    taken = timer_of(monkeypatch, clock, budget, ranks=1).take(Iteration(clock.passing(MS), "run"))
+    assert (len(taken.times_s), taken.waited) == (5, waited and pytest.approx(waited))
+
+
 class Queue(Steps):
     """A host that takes a while to start a kernel, and a device that waits for it."""
 

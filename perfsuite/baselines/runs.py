@@ -151,6 +151,8 @@ class RunSummary:
     clean: int = 0  # Number of samples without an involuntary context switch of a rank.
     iterations: int = 1  # Iterations per sample.
     cpu_share: float = 1.0  # Smallest CPU time over wall time of any rank.
+    waited: float | None = None
+    """Largest share of the time of the samples in which a thread of a rank waited for a core; None if unknown."""
     throttled: float = 0.0  # Largest share of throttled periods in the CPU quota of a rank; 0 without a quota.
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric values, six significant digits, without unknown ones."""

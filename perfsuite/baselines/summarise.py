@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -109,6 +109,7 @@ def summarise(
         iterations=result.measurement.iterations,
         control=result.measurement.control,
         cpu_share=1.0 if result.simulated else round(min([1.0, *(rank.cpu_share for rank in ranks)]), 3),
+        waited=None if result.simulated else _largest([rank.waited for rank in ranks]),
         throttled=0.0 if result.simulated else round(max([0.0, *(rank.throttled or 0.0 for rank in ranks)]), 2),
         metrics={
             metric.name: rounded(metric.value, 6)
@@ -118,6 +119,11 @@ def summarise(
         process=result.measurement.process,
         disturbance=disturbance_of(result, disturbance),
     )
+
+
+def _largest(shares: Iterable[float | None]) -> float | None:
+    measured = [share for share in shares if share is not None]
+    return round(max(measured), 3) if measured else None
 
 
 def _times(result: Result, measurement: Measurement) -> dict[str, Any]:

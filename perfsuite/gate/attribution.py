@@ -21,7 +21,7 @@ from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.noise import STEEPEST
 from perfsuite.gate.question import MIN_PAIRS, Question, flagged
-from perfsuite.gate.shift import Estimate, Moved, Says, comparable, explains
+from perfsuite.gate.shift import WAITS, Estimate, Moved, Says, comparable, explains, waited
 from perfsuite.record.verdict import ALL, Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
@@ -143,10 +143,15 @@ def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
 def _control_reason(control: Moved, says: Says) -> str:
     if control.amount is None:
         return f"the cause may be the host or the code: {control.why}"
-    moved = f"the yardstick moved by {percent(math.expm1(control.amount), signed=True)}"
+    moved = _host_moved(control.amount, by_waits=control.why == WAITS)
     if says == "host":
         return f"{moved}: the host has drifted"
     return f"{moved} ({control.why}), which may explain it: a case and its yardstick lie as far apart now and then"
+
+
+def _host_moved(amount: float, *, by_waits: bool) -> str:
+    change = percent(math.expm1(amount), signed=True)
+    return f"longer waits for a core explain {change}" if by_waits else f"the yardstick moved by {change}"
 
 
 def _controls(asked: Question) -> str:
@@ -250,8 +255,8 @@ def of_all_samples(asked: Question) -> Finding:
     yardsticks = [yardstick for _, yardstick in _apparent(asked.work) if yardstick is not None]
     moved = median(yardsticks) if yardsticks else None
     if moved is not None and explains(estimate.effect, moved, math.log1p(asked.tolerance)):
-        amount = percent(math.expm1(moved), signed=True)
-        why = f"more samples are disturbed, and the yardstick moved by {amount}"
+        by_waits = waited(asked.work.gate_case.stored, asked.work.runs) >= moved
+        why = f"more samples are disturbed, and {_host_moved(moved, by_waits=by_waits)}"
         return flagged(asked.shown(estimate, "pass"), why)
     return replace(asked.shown(estimate, "inconclusive"), reasons=(_both_figures(asked, estimate.effect),))
 
@@ -306,8 +311,9 @@ def _is_slower(asked: Question, changes: Sequence[tuple[float, float | None]], *
 
 
 def _apparent(work: CaseWork) -> list[tuple[float, float | None]]:
-    """Return the changes (ln) of each run's samples and of its yardstick from the stored runs.  Runs with a disturbance
-    in the telemetry are left out; None for a yardstick that was not timed or did other work.
+    """Return the changes (ln) of each run's samples from the stored runs, and how much its yardstick or its waits for a
+    core explain.  Runs with a disturbance in the telemetry are left out; None for a yardstick that was not timed or did
+    other work.
     """
     stored = [run for run in work.gate_case.stored if run.quantiles_s and not run.is_disturbed]
     if not stored:
@@ -319,6 +325,6 @@ def _apparent(work: CaseWork) -> list[tuple[float, float | None]]:
                 before for one in stored if comparable(one.control, run.control) and (before := one.yardstick_of_all)
             ]
             now = run.yardstick_of_all
-            beside = None if now is None or not alike else now - median(alike)
+            beside = None if now is None or not alike else max(now - median(alike), waited(stored, [run]))
             found.append((math.log(run.median_s) - then, beside))
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary, is_dirty
 from perfsuite.gate.noise import History, Level, levels
 from perfsuite.gate.quantity import Quantity, Specs, all_samples, more_disturbed, quantities
-from perfsuite.gate.shift import Moved, Seen, comparable, moved
+from perfsuite.gate.shift import SURELY_UNLIKE, WAITS, Moved, Seen, comparable, moved, waited
 from perfsuite.record.verdict import ALL, TIME, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
@@ -237,7 +237,12 @@ class CaseWork:
         if self.gate_case.environment_changes or (judged.name != TIME and not judged.is_secondary):
             return None
         stable = [run for run in runs if judged.quantity.is_stable(run)]
-        return moved(judged.quantity.control, stable, slope=judged.level.slope, common=yardstick_shift)
+        beside = moved(judged.quantity.control, stable, slope=judged.level.slope, common=yardstick_shift)
+        lost = 0.0 if judged.level.slope else waited(self.gate_case.stored, stable)
+        if lost == 0 or (beside is not None and (beside.amount is None or lost <= beside.amount)):
+            return beside
+        doubt = max(SURELY_UNLIKE * lost, beside.doubt if beside else 0.0)
+        return Moved(amount=lost, doubt=doubt, why=WAITS)
 
     def screened(self, judged: Judged, yardstick_shift: float) -> Seen | None:
         """Return one quantity in the screening; None without a stable run."""

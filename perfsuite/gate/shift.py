@@ -127,6 +127,24 @@ def moved(
     return Moved(amount=far - slope * (far - common), doubt=doubt, why=stored.kind or kinds)
 
 
+WAITS = "waits for a core"  # The control of Moved if no yardstick moved as far as these waits explain.
+_MOST_WAITED = 0.99
+
+
+def waited(stored: Iterable[RunSummary], runs: Iterable[RunSummary]) -> float:
+    """Return by how much (ln) longer waits for a core make these runs slower than the stored ones; 0 if unknown.
+
+    >>> before, now = (RunSummary(session="", time="", waited=share) for share in (0.0, 0.5))
+    >>> round(waited([before], [now]), 3), waited([now], [before])
+    (0.693, 0.0)
+    """
+    then, now = ([run.waited for run in each if run.waited is not None] for each in (stored, runs))
+    if not then or not now:
+        return 0.0
+    then_s, now_s = (1 / (1 - min(_MOST_WAITED, median(shares))) for shares in (then, now))
+    return max(0.0, math.log(now_s / then_s))
+
+
 def explains(effect: float, amount: float, tolerance: float) -> bool:
     """Return whether a control that moved by ``amount`` explains an effect up to the tolerance; all are logarithms.
 

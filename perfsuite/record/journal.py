@@ -151,6 +151,7 @@ def _require_possible(result: Result) -> None:
             ("iterations", [measurement.iterations], 1),
             ("clock", [clock.resolution_s, clock.cost_s], 0),
             ("ranks", [s for one in ranks for s in (one.median_s, one.min_s, one.max_s, one.cpu_share)], 0),
+            ("waits of ranks", [one.waited for one in ranks if one.waited is not None], 0),
             ("threads and memory of ranks", [n for one in ranks for n in (one.threads, one.max_rss_bytes)], 0),
             *((f"record {one.name}", [one.value], -math.inf) for one in measurement.records),
             *((f"span {one.name}", [one.time_s, one.count], -math.inf) for one in measurement.spans),

@@ -94,6 +94,10 @@ class RankFacts:
     max_s: float  # Longest seconds per iteration of a sample of this rank.
     cpu_share: float
     """CPU time of the thread over wall time of the samples; below 0.98 in pure computation the core was shared."""
+    waited: float | None = None
+    """Share of the time of the samples in which its thread with the most waits waited for a core; None: unknown, or the
+    iterations run on a device.
+    """
     max_rss_bytes: int  # Largest resident set of the process in this case.
     cache_bytes: int = 0  # Last-level cache of the rank's device; 0 if it is unknown.
     utilisation_percent: float | None = None

@@ -33,7 +33,7 @@ from perfsuite.record.workload import Budget, Yardstick
 from perfsuite.runtime.ranks.rank import Membership
 from perfsuite.runtime.ranks.returned import LOOKED_AT, Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.yardstick import ControlWork, Doing, Effort, make_control
+from perfsuite.runtime.ranks.yardstick import ControlWork, Doing, Effort, longest_wait_s, make_control, waits_for_cores
 
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20
@@ -64,6 +64,8 @@ class Samples:
     warmup_steady: bool
     warmup_s: float
     cpu_share: float
+    waited: float | None = None
+    """Share of the time of the samples in which a thread waited for a core; None: unknown, or of work on a device."""
     launch_s: float  # Median seconds in which this process started one iteration.
     control: str = ""  # Kind of the control that was timed between the samples; empty without a control.
 
@@ -147,6 +149,8 @@ class Timer:
         own: list[_OwnSample] = []
         started_s = time.perf_counter()
         gc.collect()
+        waits = None if self._clock.queues else waits_for_cores()
+        sampling_s = time.perf_counter()
         with ExitStack() as garbage:
             if self._budget.disable_gc and gc.isenabled():
                 gc.disable()
@@ -155,6 +159,7 @@ class Timer:
                 batch = [self._sample(run, iterations, control, flush) for _ in range(self._at_once(len(own)))]
                 own += batch
                 worst += self._agree(batch, started_s)
+        sampled_s, waited_s = time.perf_counter() - sampling_s, longest_wait_s(waits, waits_for_cores())
         cpu_s, wall_s = sum(sample.cpu_s for sample in own), sum(sample.wall_s for sample in own)
         return Samples(
             times_s=tuple(worst[::3]),
@@ -166,6 +171,7 @@ class Timer:
             warmup_steady=warm.steady,
             warmup_s=warmup_s,
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
+            waited=None if waited_s is None or sampled_s <= 0 else min(1.0, waited_s / sampled_s),
             launch_s=statistics.median(sample.launch_s for sample in own),
             control=control.kind if control is not None else "",
         )

@@ -346,6 +346,7 @@ class Worker:
                 "min_s": min(samples.own_s),
                 "max_s": max(samples.own_s),
                 "cpu_share": samples.cpu_share,
+                "waited": samples.waited,
                 "launch_s": samples.launch_s,
                 "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "cache_bytes": member.code.cache_bytes(),

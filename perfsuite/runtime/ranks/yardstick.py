@@ -78,11 +78,33 @@ class Effort:
 
 def _wanted_s(file: Path) -> float:
     """Return seconds in which a thread ran or wanted a core; 0 without kernel statistics or after its end."""
+    return sum(_scheduled_s(file))
+
+
+def _scheduled_s(file: Path) -> tuple[float, float]:
+    """Return seconds in which a thread ran, and in which it waited for a core."""
     try:
-        ran_ns, wanted_ns = file.read_text().split()[:2]
+        ran_ns, waited_ns = file.read_text().split()[:2]
     except (OSError, ValueError):
-        return 0.0
-    return (int(ran_ns) + int(wanted_ns)) / 1e9
+        return 0.0, 0.0
+    return int(ran_ns) / 1e9, int(waited_ns) / 1e9
+
+
+def waits_for_cores(tasks: Path = Path("/proc/self/task")) -> dict[str, float] | None:
+    """Return the seconds in which each thread of this process waited for a core; None without kernel statistics."""
+    scheduled = {task.name: _scheduled_s(task / "schedstat") for task in tasks.glob("*")}
+    return {name: waited for name, (_, waited) in scheduled.items()} if any(map(sum, scheduled.values())) else None
+
+
+def longest_wait_s(before: dict[str, float] | None, after: dict[str, float] | None) -> float | None:
+    """Return the seconds in which the thread that waited most for a core did so; None if a reading is missing.
+
+    >>> longest_wait_s({"1": 2.0, "2": 1.0}, {"1": 2.5, "3": 0.75})
+    0.75
+    """
+    if before is None or after is None:
+        return None
+    return max([0.0, *(waited - before.get(name, 0.0) for name, waited in after.items())])
 
 
 _WORKS, _WAITS = 0.5, 0.9
