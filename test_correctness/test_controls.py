@@ -251,7 +251,8 @@ def test_a_case_that_no_control_resembles_is_not_called_slower_code(settings, st
     ("change", "then", "now", "name"),
     [
         (1.0, 0.0, 0.5, "unstable-host"),
-        (1.0, 0.5, 0.5, "regressed"),  # they always wait, and longer only in total
+        (1.0, 0.15, 0.15, "regressed"),  # they always wait, and longer only in total
+        (1.0, 0.5, 0.75, "regressed"),  # ranks that share cores wait longer if they do more
         (1.0, 0.0, 0.05, "regressed"),
         (1.0, None, 0.5, "regressed"),  # stored by a kernel without statistics
         (1.0, 0.0, None, "regressed"),

@@ -129,17 +129,19 @@ def moved(
 
 WAITS = "waits for a core"  # The control of Moved if no yardstick moved as far as these waits explain.
 _MOST_WAITED = 0.99
+_OWN_WAITS = 0.2  # Stored share above which the threads of a case share the cores among themselves.
 
 
 def waited(stored: Iterable[RunSummary], runs: Iterable[RunSummary]) -> float:
-    """Return by how much (ln) longer waits for a core make these runs slower than the stored ones; 0 if unknown.
+    """Return by how much (ln) longer waits for a core make these runs slower than the stored ones; 0 if unknown, or if
+    the threads of the stored runs waited for each other: then more work of the code makes the waits longer too.
 
     >>> before, now = (RunSummary(session="", time="", waited=share) for share in (0.0, 0.5))
     >>> round(waited([before], [now]), 3), waited([now], [before])
     (0.693, 0.0)
     """
     then, now = ([run.waited for run in each if run.waited is not None] for each in (stored, runs))
-    if not then or not now:
+    if not then or not now or median(then) > _OWN_WAITS:
         return 0.0
     then_s, now_s = (1 / (1 - min(_MOST_WAITED, median(shares))) for shares in (then, now))
     return max(0.0, math.log(now_s / then_s))
