@@ -12,40 +12,23 @@ import argparse
 import dataclasses
 import itertools
 import random
-import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.gate_mixed import CASES, Bench
+from benchmarks.gate_budget import busy
+from benchmarks.gate_mixed import CASES, Bench, forking_driver
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.metrics import REGISTRY
-from perfsuite.platforms import families
 from perfsuite.record.verdict import FAILING, GateSettings
-from perfsuite.runtime.driver import Driver
-from perfsuite.runtime.transports.local import LocalTransport
 
 STORED = 5
-
-
-@contextmanager
-def busy(loops: int) -> Iterator[None]:
-    """Run this number of busy loops."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def verdict_of(case: CaseIdentity, stored: Sequence[RunSummary], runs: Sequence[RunSummary], first: int) -> str:
@@ -76,30 +59,24 @@ def main() -> None:
         "busy, slower": (options.loops, options.slower),
     }
     red: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as logs:
-        preload = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
-        transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))
-        driver = Driver(transport=transport, family=families()["cpu"], rootpath=Path(__file__).parent, device_count=2)
-        try:
-            bench = Bench(driver, one_kind=False)
-            for name in options.cases.split(","):
-                runs: dict[str, list[RunSummary]] = {}
-                for condition, (loops, slower) in conditions.items():
-                    with busy(loops):
-                        results = [bench.result(name, "stored", 1 + slower) for _ in range(options.runs)]
-                    runs[condition] = [summarise(result, ordinal=number) for number, result in enumerate(results)]
-                draw, case = random.Random(0), case_of(results[0])
-                stored = runs.pop("stored")
-                for condition, now in runs.items():
-                    names: Counter[str] = Counter()
-                    for _ in range(options.draws):
-                        start = draw.randrange(options.runs - STORED + 1)
-                        chosen = stored[start : start + STORED]
-                        names[verdict_of(case, chosen, now, draw.randrange(options.runs))] += 1
-                    red[condition] += sum(count for verdict, count in names.items() if verdict in FAILING)
-                    print(f"{name}, {condition}: {dict(names.most_common())}", flush=True)
-        finally:
-            driver.close()
+    with forking_driver() as driver:
+        bench = Bench(driver, one_kind=False)
+        for name in options.cases.split(","):
+            runs: dict[str, list[RunSummary]] = {}
+            for condition, (loops, slower) in conditions.items():
+                with busy(loops):
+                    results = [bench.result(name, "stored", 1 + slower) for _ in range(options.runs)]
+                runs[condition] = [summarise(result, ordinal=number) for number, result in enumerate(results)]
+            draw, case = random.Random(0), case_of(results[0])
+            stored = runs.pop("stored")
+            for condition, now in runs.items():
+                names: Counter[str] = Counter()
+                for _ in range(options.draws):
+                    start = draw.randrange(options.runs - STORED + 1)
+                    chosen = stored[start : start + STORED]
+                    names[verdict_of(case, chosen, now, draw.randrange(options.runs))] += 1
+                red[condition] += sum(count for verdict, count in names.items() if verdict in FAILING)
+                print(f"{name}, {condition}: {dict(names.most_common())}", flush=True)
     draws = options.draws * len(options.cases.split(","))
     print("; ".join(f"{condition}: {red[condition]} of {draws} red" for condition in runs))
 

@@ -20,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -215,6 +217,19 @@ def stored_cases(bench: Bench, neighbour: Neighbour) -> list[GateCase]:
     return [GateCase(case=identities[name], specs=REGISTRY, stored=tuple(runs[name])) for name in CASES]
 
 
+@contextmanager
+def forking_driver() -> Iterator[Driver]:
+    """A driver whose ranks are new processes of this machine, with torch loaded before."""
+    with tempfile.TemporaryDirectory() as logs:
+        preload = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
+        transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))
+        driver = Driver(transport=transport, family=families()["cpu"], rootpath=Path(__file__).parent, device_count=2)
+        try:
+            yield driver
+        finally:
+            driver.close()
+
+
 class Neighbour:
     """A process that takes a core in bursts, or none."""
 
@@ -246,10 +261,7 @@ def main() -> None:
     settings = GateSettings(can_run_base=options.base, base_commit="a" * 40 if options.base else "")
     neighbour, red, silent = Neighbour(), 0, 0
     verdicts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as logs:
-        preload = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
-        transport = LocalTransport(start_method="fork", preload=preload, log_directory=Path(logs))
-        driver = Driver(transport=transport, family=families()["cpu"], rootpath=Path(__file__).parent, device_count=2)
+    with forking_driver() as driver:
         try:
             bench = Bench(driver, one_kind=options.one_kind)
             given = stored_cases(bench, neighbour)
@@ -282,7 +294,6 @@ def main() -> None:
                 Path(options.log).write_text("\n".join(bench.log) + "\n")
         finally:
             neighbour.work(False)
-            driver.close()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.gate_budget import busy
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import MIB
 from perfsuite.models import find
@@ -266,18 +266,6 @@ def repeats(driver, model, ranks, runs, strategies):
         )
 
 
-@contextmanager
-def busy_loops(count):
-    """Processes that only spin."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
@@ -299,7 +287,7 @@ def main() -> None:
         driver = Driver(transport=transport, family=family, rootpath=Path(__file__).parent, device_count=1)
         try:
             if arguments.memory_runs:
-                with busy_loops(arguments.busy):
+                with busy(arguments.busy):
                     repeats(driver, arguments.model, arguments.ranks, arguments.memory_runs, strategies)
                 return
             known_bytes(driver, arguments.model, 1)
